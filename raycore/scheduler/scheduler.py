@@ -25,11 +25,10 @@ module knows nothing of them, nor of connections, time, or tensors.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from raycore.cache_layout import CacheLayout
 from raycore.config import CacheConfig, SchedulerConfig
@@ -43,7 +42,7 @@ from raycore.scheduler.part import Hooks, SchedulerPart, SchedulerView, Start, V
 from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.request import Request, RequestLimits
 from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotTable
-from raycore.scheduler.step_builder import Chunk, InFlight, NewTokens, StepBuilder
+from raycore.scheduler.step_builder import Chunk, InFlight, StepBuilder
 
 _SHARES_OF_PROMPTS = 4
 """With n turns, a step gets at most one of 4 n parts of all prompts' tokens, because the later stages of a pipeline
@@ -52,9 +51,6 @@ _LEAST_SHARE = 1 / 16
 """But this share of `max_num_batched_tokens` is never divided, because steps of few tokens are inefficient."""
 
 _NO_PART = SchedulerPart()
-
-_End = tuple[Request, str, int | str | None]
-"""A request that ends, its finish reason and its stop reason, or why it failed."""
 
 
 class Scheduler:
@@ -602,13 +598,13 @@ class Scheduler:
         for result_arrived in self._hooks.result_arrived:
             result_arrived(step.step, result)
         new = step.new_tokens(result, table)
-        ends = self._find_ends(step, result, new)
+        ends = step.find_ends(result, new, table)
         if ends and step.has_drafts:
-            new = new.where(_before_ends(new, ends))
+            new = new.where(new.precede(ends))
         table.tokens[new.slots, new.positions] = new.token_ids
         table.received[new.slots] = new.positions + 1
         table.resume(new.slots)
-        outputs = self._outputs(step, new) if not result.pooled else StepOutputs()  # no tokens, only results
+        outputs = step.outputs(new, table) if not result.pooled else StepOutputs()  # no tokens, only results
         if self._preempted:
             outputs.preempted, self._preempted = self._preempted, []
         if step.started or result.has_extras:
@@ -622,42 +618,6 @@ class Scheduler:
             outputs.finished += self._failed
             self._failed = []
         return outputs
-
-    def _find_ends(self, step: InFlight, result: StepResult, new: NewTokens) -> dict[int, _End]:
-        """Return the requests that end, by the index in `new` of their last token."""
-        table = self._slots
-        max_tokens = step.batch.max_tokens[new.rows]
-        is_candidate = (table.num_stoppers[new.token_ids] > 0) | (new.positions + 1 >= max_tokens)
-        if table.num_detecting:
-            is_candidate |= table.detects_repetition[new.slots]
-        candidates = is_candidate.nonzero()[0].tolist()
-        failures: dict[int, str] = {}
-        if result.failed:
-            # a request fails at the last of its new tokens
-            last = {row: index for index, row in enumerate(new.rows.tolist())}
-            failures = {last[row]: why for row, why in result.failed if row in last}
-            candidates = sorted({*candidates, *failures})
-        ends: dict[int, _End] = {}
-        ended_row = -1
-        for index in candidates:
-            if new.rows[index] == ended_row:
-                continue
-            request = table.requests[int(new.slots[index])]
-            assert request is not None
-            if index in failures:
-                ends[index] = (request, "failed", failures[index])
-            elif (end := request.end_of(*new.at(index))) is not None:
-                ends[index] = (request, *end)
-            if index in ends:
-                ended_row = new.rows[index]
-        return ends
-
-    def _outputs(self, step: InFlight, new: NewTokens) -> StepOutputs:
-        batch = step.batch
-        if len(new.rows) == len(batch.slots) and not step.has_drafts:
-            return StepOutputs(seq_ids=batch.seq_ids, token_ids=new.token_ids, flush_interval_s=batch.flush_interval_s)
-        flush_interval_s = float(self._slots.flush_interval_s[new.slots].min(initial=np.inf))
-        return StepOutputs(seq_ids=batch.seq_ids[new.rows], token_ids=new.token_ids, flush_interval_s=flush_interval_s)
 
     def _drop(self, request: Request) -> None:
         self._vacate(request, is_over=True)
@@ -693,11 +653,3 @@ class Scheduler:
         for request in running:
             assert self._blocks.capacity[request.slot] >= self._slots.computed[request.slot]
         self._blocks.check_seen(self._slots.computed)
-
-
-def _before_ends(new: NewTokens, ends: Collection[int]) -> NDArray[np.bool_]:
-    """Return, for each new token, whether its request has not ended before it. `ends`: indexes of last tokens."""
-    is_kept = np.ones(len(new.rows), np.bool_)
-    for index in ends:
-        is_kept[index + 1 : np.searchsorted(new.rows, new.rows[index], "right")] = False
-    return is_kept

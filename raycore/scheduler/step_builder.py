@@ -4,7 +4,7 @@ arrives, and what of that result is new."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,6 +19,8 @@ from raycore.scheduler.slots import Batch, SlotTable
 from raycore.speculation.drafts import NO_DRAFTS, Drafts
 
 _EntryT = TypeVar("_EntryT")
+_End = tuple[Request, str, int | str | None]
+"""A request that ends, its finish reason and its stop reason, or why it failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,13 @@ class NewTokens:
         """Return a token, and the length of its sequence with this token."""
         return int(self.token_ids[index]), int(self.positions[index]) + 1
 
+    def precede(self, ends: Collection[int]) -> NDArray[np.bool_]:
+        """Return, for each token, whether its request hasn't ended before it. `ends`: indexes of last tokens."""
+        is_kept = np.ones(len(self.rows), np.bool_)
+        for index in ends:
+            is_kept[index + 1 : np.searchsorted(self.rows, self.rows[index], "right")] = False
+        return is_kept
+
     def where(self, is_kept: NDArray[np.bool_]) -> NewTokens:
         """Return the tokens for which `is_kept` is true."""
         return NewTokens(self.rows[is_kept], self.slots[is_kept], self.positions[is_kept], self.token_ids[is_kept])
@@ -196,6 +205,41 @@ class InFlight:
         if self.num_departures == table.num_departures:
             return new
         return new.where(table.generation[new.slots] == batch.generations[new.rows])
+
+    def find_ends(self, result: StepResult, new: NewTokens, table: SlotTable) -> dict[int, _End]:
+        """Return the requests that end, by the index in `new` of their last token."""
+        is_candidate = (table.num_stoppers[new.token_ids] > 0) | (new.positions + 1 >= self.batch.max_tokens[new.rows])
+        if table.num_detecting:
+            is_candidate |= table.detects_repetition[new.slots]
+        candidates = is_candidate.nonzero()[0].tolist()
+        failures: dict[int, str] = {}
+        if result.failed:
+            # a request fails at the last of its new tokens
+            last = {row: index for index, row in enumerate(new.rows.tolist())}
+            failures = {last[row]: why for row, why in result.failed if row in last}
+            candidates = sorted({*candidates, *failures})
+        ends: dict[int, _End] = {}
+        ended_row = -1
+        for index in candidates:
+            if new.rows[index] == ended_row:
+                continue
+            request = table.requests[int(new.slots[index])]
+            assert request is not None
+            if index in failures:
+                ends[index] = (request, "failed", failures[index])
+            elif (end := request.end_of(*new.at(index))) is not None:
+                ends[index] = (request, *end)
+            if index in ends:
+                ended_row = new.rows[index]
+        return ends
+
+    def outputs(self, new: NewTokens, table: SlotTable) -> StepOutputs:
+        """Return the outputs that have the tokens in `new`."""
+        batch = self.batch
+        if len(new.rows) == len(batch.slots) and not self.has_drafts:
+            return StepOutputs(seq_ids=batch.seq_ids, token_ids=new.token_ids, flush_interval_s=batch.flush_interval_s)
+        flush_interval_s = float(table.flush_interval_s[new.slots].min(initial=np.inf))
+        return StepOutputs(seq_ids=batch.seq_ids[new.rows], token_ids=new.token_ids, flush_interval_s=flush_interval_s)
 
     def live_request(self, row: int, table: SlotTable) -> Request | None:
         """Return the request at index `row` of the batch, or None if that request has left its slot."""
