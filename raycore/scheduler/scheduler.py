@@ -37,18 +37,14 @@ from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.prefix_cache import PrefixCache
 from raycore.messages import EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult, client_of
+from raycore.scheduler.block_needs import BlockNeeds
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.part import Hooks, SchedulerPart, SchedulerView, Start, Verdict
 from raycore.scheduler.policy import WaitingQueue
 from raycore.scheduler.request import Request, RequestLimits
-from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, Batch, SlotTable
+from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, SlotTable
 from raycore.scheduler.step_builder import Chunk, InFlight, StepBuilder
-
-_SHARES_OF_PROMPTS = 4
-"""With n turns, a step gets at most one of 4 n parts of all prompts' tokens, because the later stages of a pipeline
-have nothing to do while the first one computes the first part."""
-_LEAST_SHARE = 1 / 16
-"""But this share of `max_num_batched_tokens` is never divided, because steps of few tokens are inefficient."""
+from raycore.scheduler.turns import Turns
 
 _NO_PART = SchedulerPart()
 
@@ -84,14 +80,11 @@ class Scheduler:
         assert config.max_num_batched_tokens >= config.max_num_seqs, "every running request gets a token in each step"
         self._config = config
         self._tells_tokens = tells_tokens
-        self._num_turns = num_turns
         self._block_size = cache.block_size
-        self._layout = layout
         windows = [None] if layout is None else layout.windows
         self.parts = sorted(parts, key=lambda part: part.order)
         """In the order in which their hooks are called."""
         self._hooks = Hooks(self.parts)
-        self._divides_prompts = all(part.divides_prompts for part in self.parts)
         checked = {name: value for part in self.parts for name, value in part.request_limits().items()}
         sizes = config.max_model_len, cache.block_size, num_blocks
         self._limits = RequestLimits(vocab_size, *sizes, layout, **checked)
@@ -99,6 +92,10 @@ class Scheduler:
         self._blocks = BlockTable(config.max_num_seqs, config.max_model_len, cache.block_size, self._pool, windows)
         waits = waits_for_output or tells_tokens
         self._slots = SlotTable(config.max_num_seqs, config.max_model_len, vocab_size, waits_for_output=waits)
+        divides_prompts = all(part.divides_prompts for part in self.parts)
+        most = config.max_num_batched_tokens
+        self._turns = Turns(num_turns, self._slots, most, divides_prompts=divides_prompts)
+        self._needs = BlockNeeds(self._limits, self._slots, self._blocks, self._hooks)
         self._waiting = WaitingQueue(config.policy)
         self._held: dict[int, Request] = {}
         """Requests, by seq_id, that were submitted with `is_held` and are not in the waiting queue yet."""
@@ -265,11 +262,11 @@ class Scheduler:
     def schedule(self) -> StepPlan | None:
         """Plan the next step. Returns None if there is nothing to compute until a result or a request arrives."""
         step = self._build_step()
-        if step.is_empty and self._num_turns > 1:
+        if step.is_empty and self._turns.number > 1:
             step = self._build_step(only_due=False)
         if step.is_empty and not self._wants_empty_step:
             return None
-        if self._num_turns > 1:
+        if self._turns.number > 1:
             step.note_turns(self._num_steps, self._slots)
         plan, in_flight = step.finish(self._num_steps, self._freed_slots, self._slots, tells_tokens=self._tells_tokens)
         for finish in self._hooks.plan_finished:
@@ -286,7 +283,7 @@ class Scheduler:
 
     def _build_step(self, *, only_due: bool = True) -> StepBuilder:
         """Build the next step. `only_due`: leave out decodes whose last tokens are still being computed by stages."""
-        share = self._prompt_share()
+        share = self._turns.prompt_share(self._waiting.num_tokens, self._prefills)
         step, has_preempted = self._fit_running(share, only_due=only_due)
         self._advance_decodes(step)
         budget = min(share, self._config.max_num_batched_tokens - len(step.decodes.slots) - step.num_drafts)
@@ -297,17 +294,6 @@ class Scheduler:
         if not has_preempted:
             self._admit_waiting(step, budget)
         return step
-
-    def _prompt_share(self) -> int:
-        """Return the maximum number of tokens of prompts in the next step."""
-        most = self._config.max_num_batched_tokens
-        if self._num_turns == 1 or not self._divides_prompts:
-            return most
-        table = self._slots
-        num_pending = self._waiting.num_tokens + sum(
-            len(request.tokens) - int(table.computed[request.slot]) for request in self._prefills
-        )
-        return min(most, max(-(-num_pending // (_SHARES_OF_PROMPTS * self._num_turns)), int(most * _LEAST_SHARE), 1))
 
     def _fit_running(self, share: int, *, only_due: bool) -> tuple[StepBuilder, bool]:
         """Begin the next step with the running requests. While there are too few free blocks for them, preempt
@@ -325,7 +311,7 @@ class Scheduler:
         while True:
             for begin_try in self._hooks.begin_try:
                 begin_try()
-            step = StepBuilder(self._next_decodes(only_due=only_due))
+            step = StepBuilder(self._turns.next_decodes(self._num_steps, only_due=only_due))
             slots = step.decodes.slots
             is_full = self._slots.computed[slots] >= self._blocks.capacity[slots]
             step.block_slots = slots[is_full.nonzero()[0]].tolist()
@@ -353,17 +339,7 @@ class Scheduler:
 
     def take_turns(self, num_turns: int) -> None:
         """Let running decodes take turns in so many steps from now on."""
-        self._num_turns = num_turns
-
-    def _next_decodes(self, *, only_due: bool) -> Batch:
-        """Return the decodes whose turn it is: those that were planned the longest ago, up to a step's share."""
-        decodes = self._slots.decodes()
-        if self._num_turns == 1:
-            return decodes
-        if only_due:
-            decodes = self._slots.due(decodes, self._num_steps - self._num_turns)
-        share = -(-self._slots.num_running // self._num_turns)
-        return decodes if len(decodes.slots) <= share else self._slots.longest_waiting(decodes, share)
+        self._turns.number = num_turns
 
     def _running_chunks(self, budget: int) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -456,7 +432,7 @@ class Scheduler:
             request.belong_to(self._identity)
             start = Start(request)
             verdict, part = self._ask(start)
-            if verdict is not Verdict.SET_ASIDE and not self._has_blocks_for(start):
+            if verdict is not Verdict.SET_ASIDE and not self._needs.has_blocks_for(start, self._prefills):
                 if self._takes_back_blocks():
                     continue
                 self._refused = (request, self._pool.num_free)
@@ -506,7 +482,7 @@ class Scheduler:
         for start in starts:
             if not (budget and self._slots.num_free):
                 break
-            if not self._has_blocks_for(start):
+            if not self._needs.has_blocks_for(start, self._prefills):
                 if self._takes_back_blocks():
                     continue
                 return 0  # others may not take what it needs
@@ -531,28 +507,6 @@ class Scheduler:
     def _check_again(self) -> None:
         """Check the most urgent waiting request again, even if as many blocks are free as when there were too few."""
         self._refused = None
-
-    def _has_blocks_for(self, start: Start) -> bool:
-        """Whether there are blocks for all known tokens of a request, in addition to what running requests will need.
-
-        Running requests need blocks for the rest of their prompts, and one block of each group to grow. If only the
-        first chunk of the request were checked, it could take blocks that later chunks of running requests need.
-        Without blocks to grow, a request, usually this one, would be preempted within a few steps.
-        """
-        missing = self._limits.num_blocks_for(len(start.request.tokens)) - sum(map(len, start.cached.blocks))
-        promised = sum(self._num_promised_blocks(other) for other in self._prefills)
-        num_free_cached = sum(map(self._pool.num_free_among, start.cached.blocks))
-        reserved = promised + self._slots.num_running * self._blocks.num_groups + num_free_cached
-        for promised_blocks in self._hooks.promised_blocks:
-            reserved += promised_blocks(start.request)
-        return missing + reserved <= self._pool.num_free
-
-    def _num_promised_blocks(self, request: Request) -> int:
-        """Return how many more blocks a running request holds at most until all its known tokens are computed."""
-        if self._layout is None or not self._blocks.frees_blocks:
-            return self._blocks.num_missing(request.slot, len(request.tokens))
-        most, held = self._layout.blocks_of(len(request.tokens)), self._blocks.num_held(request.slot)
-        return sum(max(0, of_group - now) for of_group, now in zip(most, held, strict=True))
 
     def _start(self, chunk: Chunk, start: Start, step: StepBuilder) -> None:
         """Give a request a slot, and plan its first chunk."""

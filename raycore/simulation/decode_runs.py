@@ -69,7 +69,7 @@ class RunningScheduler(Scheduler):
             return 0
         if self._hooks.plan_finished or self._hooks.decodes_planned:
             return 0  # parts have something to do in each step
-        if self._blocks.frees_blocks or self._num_turns > 1:
+        if self._blocks.frees_blocks or self._turns.number > 1:
             return 0
         batch = self._slots.decodes()
         if not len(batch.slots) or len(batch.slots) < self._slots.num_running:
