@@ -105,6 +105,7 @@ class Load:
         """Keep requests running on a client until none is left."""
         import random
 
+        from raycore.client.ask import asks_of
         from raycore.client.inputs import ParsedPrompt
         from raycore.sampling_params import SamplingParams
 
@@ -118,7 +119,7 @@ class Load:
             self.num_left -= 1
             prefix = draw.randrange(64)
             tokens = [1 + (prefix * 31 + i) % 250 for i in range(64)] + [1 + draw.randrange(250) for _ in range(32)]
-            client.submit([ParsedPrompt(None, tokens)], [params], take)
+            client.submit(asks_of([ParsedPrompt(None, tokens)], params), take)
 
         def take(updates: list[Any]) -> None:
             for update in updates:

@@ -8,6 +8,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import msgspec
+
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import request_bar
 from raycore.system import SimpleQueue, asyncio, os, threading, time, uuid
@@ -15,17 +17,18 @@ from raycore.system import SimpleQueue, asyncio, os, threading, time, uuid
 # isort: split
 
 from raycore.beam_search import BeamSearchOutput, BeamSearchParams
+from raycore.client.ask import Ask, id_or_new
 from raycore.client.collector import Collector
 from raycore.client.group import ClientGroup
 from raycore.client.inputs import (
     Images,
     ParsedPrompt,
     Prompt,
+    adapters_for_each,
+    checked_beam_params,
     checked_params,
-    params_for_each,
+    checked_request_id,
     parse_prompts,
-    priorities_for_each,
-    with_adapters,
 )
 from raycore.client.output_kinds import OutputKinds
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
@@ -34,7 +37,8 @@ from raycore.client.queue_calls import QueueCalls
 from raycore.client.rendering import Adapters, Messages, chat_prompts, completion_prompts
 from raycore.client.streamed_prompts import generate_streamed
 from raycore.client.streams import RequestStream
-from raycore.client.updates import Streaming, Update, coalescing_s
+from raycore.client.tokenization import Tokenization
+from raycore.client.updates import Streaming, Update
 from raycore.config import ENGINE_OPTIONS, EngineConfig, ModelConfig
 from raycore.config.options import with_options
 from raycore.control.calls import AsyncCalls, EngineCalls, check_seconds
@@ -135,8 +139,8 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
                 in `outputs`.
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
-        parsed = completion_prompts(self._client, prompts, lora_request, tokenization_kwargs, mm_processor_kwargs)
-        return self._run(parsed, sampling_params, use_tqdm, priority)
+        parsed = completion_prompts(self._client, prompts, tokenization_kwargs, mm_processor_kwargs)
+        return self._run(self._asks(parsed, sampling_params, lora_request, priority), use_tqdm)
 
     def get_world_size(self, include_dp: bool = True) -> int:
         """Number of workers the engine was started with: of all ranks, or without `include_dp`, of one."""
@@ -171,18 +175,14 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
             RequestFailed: the request failed, but the engine didn't.
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
-        parsed = with_adapters(
-            parse_prompts([prompt], self._client.tokenizer, images=self._client.images), lora_request
-        )
-        params = checked_params(sampling_params or self.get_default_sampling_params())
+        (parsed,) = parse_prompts([prompt], self._client.tokenizer, images=self._client.images)
+        (ask,) = self._asks([parsed], sampling_params, lora_request, priority)
+        params = checked_params(ask.params)
         kinds = OutputKinds.of(params, self._client.stream_interval)
         is_streamed = params.output_kind is not RequestOutputKind.FINAL_ONLY
         came: SimpleQueue[list[Update]] = SimpleQueue()
-        request_ids = [uuid.uuid4().hex]
         try:
-            self._client.submit(
-                parsed, [params], came.put, stream=is_streamed, request_ids=request_ids, priorities=[priority]
-            )
+            self._client.submit([msgspec.structs.replace(ask, stream=is_streamed)], came.put)
             is_finished = False
             while not is_finished:
                 update = came.get()[-1]
@@ -197,7 +197,7 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
                     yield output
         finally:
             # for an iteration that was left early or interrupted; has no effect on a finished request
-            self._client.abort(request_ids)
+            self._client.abort([ask.request_id])
 
     @ends_traceback
     def chat(
@@ -236,11 +236,10 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self._run(parsed, sampling_params, use_tqdm, priority)
+        return self._run(self._asks(parsed, sampling_params, lora_request, priority), use_tqdm)
 
     @ends_traceback
     def beam_search(
@@ -270,20 +269,24 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
         """
         if concurrency_limit is not None and checked_int("concurrency_limit", concurrency_limit) < 1:
             raise InvalidRequest(f"concurrency_limit={concurrency_limit} isn't at least 1")
-        parsed = completion_prompts(self._client, prompts, lora_request)
-        searches = [self._client.beam_search(each, params) for each in parsed]
+        parsed = completion_prompts(self._client, prompts)
+        adapters = adapters_for_each(lora_request, len(parsed))
+        asks = [
+            Ask(prompt, params, uuid.uuid4().hex, lora=adapter)
+            for prompt, adapter in zip(parsed, adapters, strict=True)
+        ]
+        searches = [self._client.checks.beam_search(ask) for ask in asks]
         at_a_time = concurrency_limit or len(searches)
         with request_bar(len(searches), use_tqdm) as bar:
             for first in range(0, len(searches), max(1, at_a_time)):
                 running = searches[first : first + at_a_time]
                 while running:
-                    steps = [search.prompts for search in running]
-                    each = [search.step_params for search, step in zip(running, steps, strict=True) for _ in step]
-                    outputs = iter(self._run([prompt for step in steps for prompt in step], each, False, None))
+                    steps = [search.asks for search in running]
+                    outputs = iter(self._run([ask for step in steps for ask in step], False))
                     for search, step in zip(running, steps, strict=True):
                         search.take(list(islice(outputs, len(step))))
                     num_before = len(running)
-                    running = [search for search in running if search.prompts]
+                    running = [search for search in running if search.asks]
                     bar.update(num_before - len(running))
         return [BeamSearchOutput(search.sequences(self._client.tokenizer)) for search in searches]
 
@@ -295,34 +298,8 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
     ) -> None:
         self.shutdown()
 
-    def _run(
-        self,
-        prompts: list[ParsedPrompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        use_tqdm: bool | Callable[..., Any],
-        priority: int | Sequence[int] | None,
-    ) -> list[RequestOutput]:
-        params = params_for_each(sampling_params or self.get_default_sampling_params(), len(prompts))
-        if not prompts:
-            return []
-        collector = Collector()
-        request_ids = [uuid.uuid4().hex for _ in prompts]
-        try:
-            self._client.submit(
-                prompts,
-                params,
-                collector.put,
-                flush_interval_s=coalescing_s(params),
-                request_ids=request_ids,
-                priorities=priorities_for_each(priority, len(prompts)),
-            )
-            with request_bar(len(prompts), use_tqdm) as bar:
-                collector.wait(len(prompts), bar, lambda: self._client.num_output_tokens)
-        except BaseException:
-            # also after an interrupt: the engine stays usable, and must not compute requests that nobody waits for
-            self._client.abort(request_ids)
-            raise
-        return collector.outputs(request_ids)
+    def _run(self, asks: Sequence[Ask], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
+        return Collector().run(self._client, asks, use_tqdm, lambda: self._client.num_output_tokens) if asks else []
 
 
 class UnfinishedRequests:
@@ -432,18 +409,18 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
         params = checked_params(sampling_params or self.get_default_sampling_params())
-        if self._logs_requests:
-            logger.info("request %s: %r, adapter %s", request_id, params, lora_request and lora_request.lora_name)
-        options: dict[str, Any] = {
-            "priority": priority,
-            "stream": stream,
-            "data_parallel_rank": data_parallel_rank,
-            "lora_request": lora_request,
-            "tokenization_kwargs": tokenization_kwargs,
-        }
-        if isinstance(prompt, AsyncIterator):
-            return generate_streamed(self._streams, prompt, params, request_id, **options)
-        return self._streams.generate(prompt, params, request_id, **options)
+        is_streamed = isinstance(prompt, AsyncIterator)
+        ask = Ask(
+            "" if is_streamed else prompt,
+            params,
+            id_or_new(request_id),
+            priority,
+            stream=stream,
+            data_parallel_rank=data_parallel_rank,
+            lora=lora_request,
+            tokenization=Tokenization.of(None, tokenization_kwargs, self.max_model_len),
+        )
+        return generate_streamed(self._streams, prompt, ask) if is_streamed else self._streams.ask([ask])
 
     @ends_traceback
     async def add_request(
@@ -469,14 +446,9 @@ class AsyncLLM(RunningEngine, AsyncCalls):
 
         The other arguments and the errors are those of `generate()`.
         """
+        how = Tokenization.of(None, tokenization_kwargs, self.max_model_len)
         return await self._streams.add(
-            prompt,
-            params,
-            request_id,
-            priority,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
+            Ask(prompt, params, request_id, priority, True, data_parallel_rank, lora_request, how)
         )
 
     @ends_traceback
@@ -494,16 +466,12 @@ class AsyncLLM(RunningEngine, AsyncCalls):
 
         Cancelling the call aborts the search. The arguments and errors are those of `generate`.
         """
-        return await self._streams.beam_search(
-            prompt,
-            params,
-            request_id,
-            priority,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-        )
+        asked = checked_beam_params(params)
+        ask = Ask(prompt, asked, id_or_new(request_id), priority, False, data_parallel_rank, lora_request)
+        (output,) = [each async for each in self._streams.ask([ask])]
+        return output
 
-    def encode(
+    async def encode(
         self,
         prompt: Prompt | ParsedPrompt,
         pooling_params: PoolingParams | None = None,
@@ -540,17 +508,18 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             RequestFailed: the request failed or was aborted, but the engine didn't fail.
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
-        return self._streams.encode(
-            prompt,
+        (result,) = await self.encode_all(
+            [prompt],
             pooling_params,
-            request_id,
+            None if request_id is None else [request_id],
+            lora_request,
             priority,
             pooling_task=pooling_task,
             truncate_prompt_tokens=truncate_prompt_tokens,
             tokenization_kwargs=tokenization_kwargs,
             data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
         )
+        yield result
 
     @ends_traceback
     async def encode_all(
@@ -572,32 +541,36 @@ class AsyncLLM(RunningEngine, AsyncCalls):
 
         Returns: one output for each prompt, in order.
         """
-        return await self._streams.encode_all(
-            prompts,
-            pooling_params,
-            request_ids,
-            priority,
-            pooling_task=pooling_task,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            tokenization_kwargs=tokenization_kwargs,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-        )
+        given = [uuid.uuid4().hex for _ in prompts] if request_ids is None else request_ids
+        ids = [checked_request_id(request_id) for request_id in given]
+        params = self._client.checks.resolved_pooling(pooling_params, pooling_task)
+        how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self.max_model_len)
+        if len(set(ids)) != len(prompts):
+            raise InvalidRequest(f"{len(set(ids))} different request_ids for {len(prompts)} prompts: give one for each")
+        asks = [
+            Ask(prompt, params, request_id, priority, False, data_parallel_rank, lora_request, how)
+            for prompt, request_id in zip(prompts, ids, strict=True)
+        ]
+        return [each async for each in self._streams.ask(asks)] if asks else []
+
+    def ask(self, asks: Sequence[Ask]) -> AsyncGenerator[Any, None]:
+        """What the calls above do, with their arguments as values: see `Streams.ask`."""
+        return self._streams.ask(asks)
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the engine can be asked for, the default first: `generate`, or those of a model that pools."""
-        return supported_tasks(self._client.pooling)
+        return supported_tasks(self._client.checks.pooling)
 
     def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams | None = None) -> None:
         """Raise InvalidRequest if the request, which pools, could never run. Doesn't submit it. Thread-safe."""
-        resolved = self._client.resolved_pooling(pooling_params)
-        self._client.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
+        resolved = self._client.checks.resolved_pooling(pooling_params)
+        self._client.checks.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
 
     def check(
         self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
     ) -> None:
         """Raise InvalidRequest if the request could never run. Doesn't submit it. Thread-safe."""
-        self._client.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
+        self._client.checks.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
 
     @property
     def images(self) -> Images:

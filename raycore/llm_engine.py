@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from raycore.checkpoint.json_fields import shortened
-from raycore.client.inputs import Prompt, checked_request_id
-from raycore.client.pooling import PLACEHOLDER, supported_tasks
+from raycore.client.ask import Ask
+from raycore.client.inputs import Prompt, adapters_for_each, checked_request_id
+from raycore.client.pooling import supported_tasks
 from raycore.client.rendering import completion_prompts
 from raycore.client.step_queue import Output, StepQueue
 from raycore.config import EngineConfig
@@ -95,15 +96,12 @@ class LLMEngine(OwnProcess, EngineCalls):
         """
         own_id = checked_request_id(request_id)
         given: Any = params  # users may pass anything
-        prompts = completion_prompts(self._client, [prompt], lora_request, tokenization_kwargs)
-        if isinstance(given, PoolingParams):
-            pooling = [self._client.resolved_pooling(given)]
-            self._queue.add(prompts, [PLACEHOLDER], [own_id], stream=False, priorities=[priority], pooling=pooling)
-        elif isinstance(given, SamplingParams):
-            is_streamed = given.output_kind is not RequestOutputKind.FINAL_ONLY
-            self._queue.add(prompts, [given], [own_id], stream=is_streamed, priorities=[priority])
-        else:
+        (parsed,) = completion_prompts(self._client, [prompt], tokenization_kwargs)
+        (adapter,) = adapters_for_each(lora_request, 1)
+        if not isinstance(given, SamplingParams | PoolingParams):
             raise InvalidRequest(f"params={shortened(given)} is neither SamplingParams nor PoolingParams")
+        is_streamed = isinstance(given, SamplingParams) and given.output_kind is not RequestOutputKind.FINAL_ONLY
+        self._queue.add([Ask(parsed, given, own_id, priority, is_streamed, lora=adapter)])
         return own_id
 
     def step(self) -> list[Output]:
@@ -133,7 +131,7 @@ class LLMEngine(OwnProcess, EngineCalls):
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the engine can be asked for, the default first: `generate`, or those of a model that pools."""
-        return supported_tasks(self._client.pooling)
+        return supported_tasks(self._client.checks.pooling)
 
     def get_tokenizer(self) -> HfTokenizer:
         """The engine's tokenizer, with Hugging Face's calls."""

@@ -21,7 +21,9 @@ from raycore.system import os, signal, threading
 from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient, make_tokenizer
 from raycore.client.group import ClientGroup
+from raycore.client.request_log import RequestLog
 from raycore.client.streams import Streams
+from raycore.client.watchers import Watcher
 from raycore.cluster.connection import cancelled_at_exit, end_before_ray, is_exiting
 from raycore.cluster.engine_start import EngineStart
 from raycore.cluster.manager import CoreEngineActorManager
@@ -76,8 +78,6 @@ STOP_TIMEOUT_S = 2.0
 class RunningEngine(OwnProcess):
     """Base of `LLM` and `AsyncLLM`: a running engine and its client."""
 
-    _logs_requests: bool = False
-    """Whether `AsyncLLM` logs requests when they come."""
     _stat_loggers: StatLoggers | None = None
     _exports_metrics: bool = True
     """Whether Ray exports the engine's metrics."""
@@ -201,7 +201,8 @@ class RunningEngine(OwnProcess):
         options = dict(vars(engine_args))
         logs_requests = options.pop("enable_log_requests", False)
         engine = cls(**options)
-        engine._logs_requests = bool(logs_requests)
+        if logs_requests:
+            engine.watch(RequestLog(engine.get_tokenizer()))
         if stat_loggers:
             try:
                 ranks = len(engine.engine_infos), engine._manager.first_rank
@@ -294,6 +295,10 @@ class RunningEngine(OwnProcess):
         if self._stat_loggers is not None:
             self._stat_loggers.log()
 
+    def watch(self, watcher: Watcher) -> None:
+        """Have somebody see the requests of `AsyncLLM` that come from now on: see `Watcher`."""
+        self._streams.watchers.add(watcher)
+
     def trace_requests(self) -> None:
         """Record the timings of all requests submitted from now on, in their outputs' `trace`."""
         self._client.trace_requests()
@@ -341,7 +346,7 @@ class RunningEngine(OwnProcess):
     @property
     def pooling_spec(self) -> PoolingSpec | None:
         """What the model pools, with its tasks and classes. None: it generates."""
-        return self._client.pooling
+        return self._client.checks.pooling
 
     @property
     def named_prompts(self) -> Mapping[str, str]:
@@ -356,7 +361,7 @@ class RunningEngine(OwnProcess):
     @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of a prompt and its output together."""
-        return self._client.max_model_len
+        return self._client.checks.max_model_len
 
     @property
     def num_unfinished_requests(self) -> int:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from raycore.beam_search import BeamSearchParams, BeamSearchSequence
-from raycore.checkpoint.json_fields import shortened
-from raycore.client.inputs import ParsedPrompt
-from raycore.errors import InvalidRequest
+import msgspec
+
+from raycore.beam_search import BeamSearchSequence
+from raycore.client.ask import Ask
+from raycore.client.inputs import checked_beam_params
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
@@ -22,21 +22,10 @@ from raycore.text.tokenizer import Tokenizer
 class BeamSearch:
     """The search for the continuations of one prompt."""
 
-    def __init__(
-        self,
-        prompt: ParsedPrompt,
-        params: BeamSearchParams,
-        eos_token_ids: Sequence[int],
-        vocab_size: int,
-        max_model_len: int,
-    ) -> None:
-        given: Any = params  # users may pass anything
-        if not isinstance(given, BeamSearchParams):
-            raise InvalidRequest(
-                f"params={shortened(given)} isn't a BeamSearchParams: give its beam_width and max_tokens"
-            )
-        self._prompt = prompt
-        self._params = params
+    def __init__(self, ask: Ask, eos_token_ids: Sequence[int], vocab_size: int, max_model_len: int) -> None:
+        self._ask = ask
+        self._prompt = prompt = ask.parsed
+        self._params = params = checked_beam_params(ask.params)
         self._eos = frozenset(() if params.ignore_eos else eos_token_ids)
         # a prompt that is too long is refused when its first request is sent
         self._num_left = max(1, min(params.max_tokens, max_model_len - len(prompt.token_ids)))
@@ -49,20 +38,36 @@ class BeamSearch:
             detokenize=False,
         )
         """Of the requests."""
-        self._beams = [BeamSearchSequence(list(prompt.token_ids), lora_request=prompt.lora)]
+        self._num_steps = 0
+        self._beams = [BeamSearchSequence(list(prompt.token_ids), lora_request=ask.lora)]
         """Those that go on, the best one first."""
         self._completed: list[BeamSearchSequence] = []
 
     @property
-    def prompts(self) -> list[ParsedPrompt]:
-        """The prompts of the next step's requests. Empty: the search has ended."""
+    def beam_width(self) -> int:
+        """Number of sequences that are followed, and returned."""
+        return self._params.beam_width
+
+    @property
+    def asks(self) -> list[Ask]:
+        """The next step's requests, whose ids begin with that of the search. Empty: the search has ended."""
         if self._num_left == 0:
             return []
-        return [replace(self._prompt, text=None, token_ids=beam.tokens) for beam in self._beams]
+        return [
+            msgspec.structs.replace(
+                self._ask,
+                prompt=replace(self._prompt, text=None, token_ids=beam.tokens),
+                params=self.step_params,
+                request_id=f"{self._ask.request_id}-{self._num_steps}-{index}",
+                stream=False,
+            )
+            for index, beam in enumerate(self._beams)
+        ]
 
     def take(self, outputs: Sequence[RequestOutput]) -> None:
         """Take the results of a step's requests, in order."""
         self._num_left -= 1
+        self._num_steps += 1
         if any(output.outputs[0].finish_reason == "abort" for output in outputs):
             self._end("abort")
             return
@@ -94,7 +99,7 @@ class BeamSearch:
             for each in self._completed
         ]
 
-    def output(self, request_id: str, tokenizer: Tokenizer) -> RequestOutput:
+    def output(self, tokenizer: Tokenizer) -> RequestOutput:
         """Return the best sequences as the output of a request, without the prompt."""
         first, params = len(self._prompt.token_ids), self._params
         outputs: list[CompletionOutput] = []
@@ -113,7 +118,7 @@ class BeamSearch:
                 )
             )
         prompt = self._prompt
-        return RequestOutput(request_id, prompt.text, prompt.token_ids, outputs=outputs, finished=True)
+        return RequestOutput(self._ask.request_id, prompt.text, prompt.token_ids, outputs=outputs, finished=True)
 
     def _end(self, reason: str) -> None:
         running = [replace(beam, finish_reason=reason) for beam in self._beams]

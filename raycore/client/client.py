@@ -27,42 +27,26 @@ Properties read single attributes without a lock. Their values may be out of dat
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
-
-from raycore.checkpoint.json_fields import shortened
-from raycore.client.adapter_checks import AdapterChecks
-from raycore.client.inputs import Images, OnlyText, ParsedPrompt, checked_request_id, priorities_for_each
-from raycore.client.pooling import not_generating, not_pooling, resolved
-from raycore.client.processor_checks import validate, validators
+from raycore.client.ask import Ask
+from raycore.client.inputs import Images, OnlyText
 from raycore.client.rank_connections import RankConnection, RankConnections, ReachableRank, Sent, call_utility
 from raycore.client.recorder import Told
+from raycore.client.request_checks import RequestChecks
 from raycore.client.request_table import News, RequestTable
 from raycore.client.reserved_ids import ReservedIds
-from raycore.client.thinking import ThinkingLimits
-from raycore.client.updates import Sink, Streaming
+from raycore.client.updates import Sink
 from raycore.config import EngineConfig, ModelConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
-from raycore.errors import EngineDeadError, InvalidRequest
-from raycore.grammar.gate import ConstraintGate
-from raycore.lora.request import LoRARequest
+from raycore.errors import EngineDeadError
 from raycore.messages import EngineInfo, LoadView, OutputBatch
 from raycore.metrics.counts import RankCounts
-from raycore.pooling_params import PoolingParams
-from raycore.sampling_params import SamplingParams
-from raycore.scheduler.request import RequestLimits
-from raycore.structured_outputs import StructuredOutputsParams
-from raycore.system import threading, uuid
-from raycore.text.no_tokenizer import NoTokenizer, no_tokenizer
+from raycore.system import threading
+from raycore.text.no_tokenizer import NoTokenizer
 from raycore.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from raycore.beam_search import BeamSearchParams
-    from raycore.client.beams import BeamSearch
 
 UTILITY_TIMEOUT_S = 300.0
 
@@ -109,19 +93,8 @@ class EngineClient:
 
             self._requests.transfers = make_transfers(config, self._requests.router)
         self._connections = RankConnections(client_index, self._deliver)
-        self._spec = spec = config.model.spec
-        self.pooling = spec.pooling
-        """What the model pools. None: it generates."""
-        self._constraints = ConstraintGate(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
-        if config.model.prepare_structured_outputs:
-            self._constraints.prepare()  # while the ranks start
-        outputs = config.structured_outputs_config
-        self._has_compact_json = outputs is not None and outputs.disable_any_whitespace
-        self._adapters = AdapterChecks(spec, config.lora)
-        self._encoder = config.encoder_limits
-        self._max_logprobs = config.model.max_logprobs
-        self._validators = validators(config)
-        self._thinking = ThinkingLimits(config, tokenizer)
+        self.checks = RequestChecks(config, tokenizer, limits)
+        """What requests are checked against before they are submitted."""
         self.images: Images = _images(config, tokenizer)
         """Makes prompts with images."""
         self.chat_template: str | None = None
@@ -133,7 +106,6 @@ class EngineClient:
         self._failure: BaseException | None = None
         self._is_abandoned = False
         self._is_draining = False
-        self._tightest = limits
 
     @property
     def on_broken_stream(self) -> Callable[[int, str], object]:
@@ -145,30 +117,10 @@ class EngineClient:
     def on_broken_stream(self, told: Callable[[int, str], object]) -> None:
         self._connections.on_broken_stream = told
 
-    def submit(
-        self,
-        prompts: Sequence[ParsedPrompt],
-        params: Sequence[SamplingParams],
-        sink: Sink,
-        *,
-        stream: Streaming = False,
-        flush_interval_s: float = 0.0,
-        request_ids: Sequence[str] | None = None,
-        priorities: Sequence[int] | None = None,
-        data_parallel_rank: int | None = None,
-        pooling: Sequence[PoolingParams] | None = None,
-    ) -> list[str]:
+    def submit(self, asks: Sequence[Ask], sink: Sink) -> None:
         """Check requests, route them, and send them to their ranks, one message per rank.
 
-        Args:
-            sink: receives updates, as many as `stream` says.
-            flush_interval_s: how long, in seconds, a rank may hold tokens back to send more at once.
-            priorities: one for each request; lower values run first.
-            data_parallel_rank: the rank that gets the requests. Other ranks get them if the given one is being
-                replaced, is lost, or has no weights to serve with. None: the router chooses a rank for each request.
-            pooling: for requests that pool, what `resolved_pooling` returns for each; `params` don't count then.
-
-        Returns: the request ids, in order.
+        `sink` receives updates, as many as each request's `stream` says.
 
         Raises:
             InvalidRequest: a request is invalid; the message says why. None was submitted.
@@ -176,152 +128,28 @@ class EngineClient:
         """
         with self._lock:
             self._raise_if_failed()
-        if pooling is None and self.pooling is not None:
-            raise not_generating(self.pooling)
-        ids = _checked_ids(request_ids) if request_ids is not None else [uuid.uuid4().hex for _ in prompts]
-        ranked = priorities_for_each(priorities, len(prompts)) or [0] * len(prompts)
-        # the caller may change its own objects while a request runs
-        snapshots = {id(param): param.snapshot() for param in {id(param): param for param in params}.values()}
-        params = [snapshots[id(param)] for param in params]
-        for param in snapshots.values():
-            param.structured_outputs = self._constraint(param)
-            if isinstance(self.tokenizer, NoTokenizer):
-                param.detokenize = False
-        for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
-            self.check(prompt, param, None if pooling is None else pooling[index])
-            if prompt.lora is not None:
-                self._adapters.check(prompt.lora)
-        self._constraints.check_all(
-            param.structured_outputs for param in params if param.structured_outputs is not None
-        )
         # before the lock is taken: tokenization with the lock held would delay the outputs of all ranks
-        thinking = [self._thinking.of(param) for param in params]
-        bad_words = [self.tokenizer.bad_words_token_ids(param.bad_words or ()) for param in params]
+        checked = self.checks.complete(asks)
+        ids = [each.request_id for each in checked]
         with self._lock:
             self._raise_if_failed()
             if self._is_draining:
                 raise EngineDeadError(DRAINING)
-            for request_id in ids:
-                if request_id in self._requests:
-                    raise InvalidRequest(f"request_id={request_id!r} is already in use")
-            rank = None if data_parallel_rank is None else self._requests.checked_rank(data_parallel_rank)
+            for each in checked:
+                self._requests.check(each)
             try:
-                for i, (request_id, prompt, param) in enumerate(zip(ids, prompts, params, strict=True)):
-                    self._requests.add(
-                        request_id,
-                        prompt,
-                        param,
-                        sink,
-                        stream=stream,
-                        bad_words_token_ids=bad_words[i],
-                        thinking=thinking[i],
-                        flush_interval_s=flush_interval_s,
-                        priority=ranked[i],
-                        wanted_rank=rank,
-                        pooling=None if pooling is None else pooling[i],
-                    )
+                for each in checked:
+                    self._requests.add(each, sink)
                 self._connections.submit(self._requests.dispatch_new(ids))
             except BaseException:
                 self._abort(ids)
                 raise
-        return ids
-
-    def check_structured_outputs(self, params: SamplingParams) -> None:
-        """Check in another process that the constraint in `params` can be compiled. If `knows_structured_outputs` says
-        no, that may take seconds.
-
-        Raises:
-            InvalidRequest: the constraint is invalid; the message says why.
-        """
-        constraint = self._constraint(params)
-        if constraint is not None:
-            self._constraints.check(constraint)
-
-    def knows_structured_outputs(self, params: SamplingParams) -> bool:
-        """Whether there is no constraint in `params`, or it has been checked before."""
-        constraint = self._constraint(params)
-        return constraint is None or self._constraints.knows(constraint)
-
-    def _constraint(self, params: SamplingParams) -> StructuredOutputsParams | None:
-        """A request's constraint, with what the engine's settings add."""
-        found = params.structured_outputs
-        if found is None or not self._has_compact_json or found.disable_any_whitespace:
-            return found
-        return msgspec.structs.replace(found, disable_any_whitespace=True)
-
-    def knows_adapter(self, adapter: LoRARequest) -> bool:
-        """Whether the adapter has been checked before, so that a request with it reads no files."""
-        return adapter in self._adapters
-
-    def check_adapter(self, adapter: LoRARequest) -> None:
-        """Check that the engine can use an adapter. Reads its directory. Raises InvalidRequest if it can't."""
-        self._adapters.check(adapter)
-
-    def check(self, prompt: ParsedPrompt, params: SamplingParams, pooling: PoolingParams | None = None) -> None:
-        """Raise InvalidRequest if the request could never run. With `pooling`, it pools, and `params` don't count."""
-        assert self._tightest is not None, "there has been no rank yet"
-        limits = RequestLimits.of(self._tightest, self._spec.vocab_size, self._encoder, self._max_logprobs)
-        limits.check(prompt.token_ids, params, pooling, prompt.features)
-        if prompt.has_unknown_tokens and pooling is None and params.prompt_logprobs is not None:
-            raise InvalidRequest(
-                f"prompt_logprobs={params.prompt_logprobs} needs the prompt's tokens, and the prompt has embeddings: "
-                "give prompt_token_ids, too"
-            )
-        if params.thinking_token_budget is not None and pooling is None:
-            self._thinking.of(params)  # raises if it can't be limited
-        if isinstance(self.tokenizer, NoTokenizer) and pooling is None:
-            for name, value in (("stop", params.stop), ("structured_outputs", params.structured_outputs)):
-                if value:
-                    raise no_tokenizer(f"{name}={shortened(value)}")
-        if self._validators and pooling is None:
-            validate(self._validators, params)
-
-    def beam_search(self, prompt: ParsedPrompt, params: BeamSearchParams) -> BeamSearch:
-        """Begin a search for the continuations of a prompt. Sends nothing.
-
-        Raises:
-            InvalidRequest: the prompt could never be continued, or the model pools. The message says why.
-        """
-        if self.pooling is not None:
-            raise not_generating(self.pooling)
-        if isinstance(self.tokenizer, NoTokenizer):
-            raise no_tokenizer("beam search")
-        from raycore.client.beams import BeamSearch  # imported lazily: few programs need it
-
-        spec = self._spec
-        search = BeamSearch(prompt, params, spec.eos_token_ids, spec.vocab_size, self.max_model_len)
-        num_logprobs = search.step_params.logprobs or 0
-        if self._max_logprobs not in (None, -1) and num_logprobs > self._max_logprobs:
-            raise InvalidRequest(
-                f"beam_width={params.beam_width} needs the log probabilities of {num_logprobs} tokens, more than "
-                f"max_logprobs={self._max_logprobs}, an engine option"
-            )
-        self.check(prompt, search.step_params)
-        return search
-
-    def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
-        """Return a copy of a request's parameters that leaves nothing open.
-
-        Args:
-            params: None: the model's defaults.
-            task: what the caller asks for. None: the task of `params`, or else the model's default.
-
-        Raises:
-            InvalidRequest: the engine generates, or a parameter is invalid, or the model doesn't support it.
-        """
-        if self.pooling is None:
-            raise not_pooling(task or (params.task if isinstance(params, PoolingParams) else None))
-        return resolved(params, task, self.pooling)
 
     def forget_images(self) -> None:
         """Drop the processed images that this client keeps, and what it believes of those that ranks keep."""
         self.images.clear()
         with self._lock:
             self._requests.forget_images()
-
-    def check_new_adapter(self, adapter: object) -> None:
-        """Check an adapter that will be added to the engine: see `AdapterChecks.check_new`."""
-        self._adapters.check_new(adapter)
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
         """Abort requests. Ignores finished ones.
@@ -361,12 +189,6 @@ class EngineClient:
             with self._lock:
                 self._raise_if_failed()
             raise
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens of a prompt and its output together."""
-        assert self._tightest is not None, "there has been no rank yet"
-        return self._tightest.max_model_len
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -563,7 +385,7 @@ class EngineClient:
 
     def _take_rank(self, event: RankUp) -> None:
         with self._lock:
-            self._tightest = self._connections.connect(event.dp_rank, event.actor, event.info)
+            self.checks.tightest = self._connections.connect(event.dp_rank, event.actor, event.info)
             self._connections.resubmit(self._requests.add_rank(event.dp_rank, event.info.kv_addresses))
 
     def _disconnect(self, dp_ranks: Sequence[int]) -> list[RankConnection]:
@@ -616,7 +438,7 @@ class EngineClient:
             self._drained.notify_all()
         _tell(news)
         self.reserved.fail(self._failure)
-        self._constraints.close()  # without the lock: waits for a process
+        self.checks.close()  # without the lock: waits for a process
 
     def _raise_if_failed(self) -> None:
         """If the engine has failed, raise its failure. The caller holds the lock."""
@@ -638,14 +460,6 @@ def _images(config: EngineConfig, tokenizer: Tokenizer) -> Images:
     images = ImageInputs(config, tokenizer)
     images.prepare()  # while the ranks start
     return images
-
-
-def _checked_ids(request_ids: Sequence[str]) -> list[str]:
-    ids = [checked_request_id(request_id) for request_id in request_ids]
-    repeated = [request_id for request_id, count in Counter(ids).items() if count > 1]
-    if repeated:
-        raise InvalidRequest(f"request_id={repeated[0]!r} is used for more than one request")
-    return ids
 
 
 def _known_load(said: LoadView, num_own: int | None) -> LoadView:

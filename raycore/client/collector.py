@@ -1,17 +1,27 @@
-"""Collects the updates for the requests of one blocking call. Thread-safe. Does not depend on Ray."""
+"""Runs the requests of one blocking call, and collects their updates. Thread-safe. Does not depend on Ray."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from raycore.client.updates import Update
-from raycore.display.progress_bars import BAR_S, RequestBar
+from raycore.client.ask import Ask
+from raycore.client.updates import Sink, Update
+from raycore.display.progress_bars import BAR_S, RequestBar, request_bar
 from raycore.errors import RequestFailed
 from raycore.outputs import RequestOutput
 from raycore.system import threading, time
 
 _WAIT_S = 1.0
 """Interval, in seconds, at which a blocked caller wakes up to handle signals. Results and failures wake it at once."""
+
+
+class Submitter(Protocol):
+    """The part of a client's interface that a blocking call uses."""
+
+    def submit(self, asks: Sequence[Ask], sink: Sink) -> None: ...
+
+    def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
 
 
 class Collector:
@@ -22,6 +32,32 @@ class Collector:
         self._finished: dict[str, RequestOutput] = {}
         self._failed: dict[str, RequestFailed] = {}
         self._error: BaseException | None = None
+
+    def run(
+        self,
+        client: Submitter,
+        asks: Sequence[Ask],
+        use_tqdm: bool | Callable[..., Any],
+        num_tokens: Callable[[], int],
+        work: str = "Generating",
+    ) -> list[RequestOutput]:
+        """Submit requests, and wait until all have ended. Returns their outputs, in order. If that fails, all end.
+
+        Args:
+            use_tqdm: show a progress bar, which this makes if it can be called.
+            num_tokens: returns the number of tokens so far, for the rate in the progress bar.
+            work: what is done with them, for the bar.
+        """
+        ids = [ask.request_id for ask in asks]
+        try:
+            client.submit(asks, self.put)
+            with request_bar(len(asks), use_tqdm, work) as bar:
+                self.wait(len(asks), bar, num_tokens)
+        except BaseException:
+            # also after an interrupt: the engine stays usable, and must not compute requests that nobody waits for
+            client.abort(ids)
+            raise
+        return self.outputs(ids)
 
     def put(self, updates: list[Update]) -> None:
         """Store updates. Called on the client's threads."""

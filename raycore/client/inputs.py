@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, Protocol, cast
 
+from raycore.beam_search import BeamSearchParams
 from raycore.checkpoint.json_fields import shortened
-from raycore.client.tokenization import Tokenization
+from raycore.client.tokenization import PLAIN, Tokenization
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.messages import Feature, FeatureData
@@ -25,7 +26,6 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 One of a pair of texts may have `token_type_ids`: 0 for the tokens of the first text, then 1 for those of the second.
 Prompts of models that take images may have `multi_modal_data`, `multi_modal_uuids` and `mm_processor_kwargs`."""
 
-_PLAIN = Tokenization()
 _EMBEDS_KEYS = ("prompt_embeds", "prompt_is_token_ids")
 _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids", "prompt_token_offsets", *_EMBEDS_KEYS)
 _IMAGE_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs")
@@ -138,8 +138,6 @@ class ParsedPrompt:
     token_ids: list[int]
     cache_salt: str | None = None
     """Cached prefixes are shared only among requests with the same salt."""
-    lora: LoRARequest | None = None
-    """The adapter that the request uses."""
     second_text: int = 0
     """The index of the token at which the second text of a pair begins. 0: there is one text."""
     features: Sequence[Feature] = ()
@@ -166,7 +164,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def parse_prompts(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, how: Tokenization = _PLAIN, images: Images = _ONLY_TEXT
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, how: Tokenization = PLAIN, images: Images = _ONLY_TEXT
 ) -> list[ParsedPrompt]:
     """Check prompts, and tokenize all those that are given as text in one batch.
 
@@ -339,15 +337,15 @@ def checked_request_id(request_id: object) -> str:
     return str.__str__(request_id)
 
 
-def priorities_for_each(priority: int | Sequence[int] | None, count: int) -> list[int] | None:
-    """The priorities of `count` prompts as a list; None if `priority` is None.
+def priorities_for_each(priority: int | Sequence[int] | None, count: int) -> list[int]:
+    """The priority of each of `count` prompts. None: 0.
 
     Raises:
         InvalidRequest: `priority` is neither an integer nor a list of `count` integers.
     """
     given: Any = priority  # users may pass anything
     if given is None:
-        return None
+        return [0] * count
     if isinstance(given, Integral):
         return [checked_int("priority", given)] * count
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
@@ -358,24 +356,27 @@ def priorities_for_each(priority: int | Sequence[int] | None, count: int) -> lis
     return priorities
 
 
-def with_adapters(
-    prompts: list[ParsedPrompt], lora_request: LoRARequest | Sequence[LoRARequest | None] | None
-) -> list[ParsedPrompt]:
-    """Set the adapter of each prompt: one for all, or one for each.
+def adapters_for_each(
+    lora_request: LoRARequest | Sequence[LoRARequest | None] | None, count: int
+) -> list[LoRARequest | None]:
+    """The adapter of each of `count` prompts: one for all, or one for each.
 
     Raises:
         InvalidRequest: `lora_request` is neither, or isn't valid.
     """
     given: Any = lora_request  # users may pass anything
     is_list = isinstance(given, Sequence) and not isinstance(given, str)
-    each: list[Any] = list(cast(Sequence[Any], given)) if is_list else [given] * len(prompts)
-    if len(each) != len(prompts):
-        raise InvalidRequest(f"lora_request has {len(each)} entries for {len(prompts)} prompts: give one for each")
-    for prompt, adapter in zip(prompts, each, strict=True):
-        if adapter is not None and not isinstance(adapter, LoRARequest):
-            raise InvalidRequest(f"lora_request={shortened(adapter)} isn't a LoRARequest")
-        prompt.lora = adapter
-    return prompts
+    each: list[Any] = list(cast(Sequence[Any], given)) if is_list else [given] * count
+    if len(each) != count:
+        raise InvalidRequest(f"lora_request has {len(each)} entries for {count} prompts: give one for each")
+    return [checked_adapter(adapter) for adapter in each]
+
+
+def checked_adapter(adapter: object) -> LoRARequest | None:
+    """Return an adapter, or None for none. Raises InvalidRequest if it is something else."""
+    if adapter is not None and not isinstance(adapter, LoRARequest):
+        raise InvalidRequest(f"lora_request={shortened(adapter)} isn't a LoRARequest")
+    return adapter
 
 
 def params_for_each(params: SamplingParams | Sequence[SamplingParams], count: int) -> Sequence[SamplingParams]:
@@ -398,4 +399,11 @@ def checked_params(params: object) -> SamplingParams:
             f"sampling_params={shortened(params)} isn't a SamplingParams: give SamplingParams(temperature=0.5), with "
             "what you need"
         )
+    return params
+
+
+def checked_beam_params(params: object) -> BeamSearchParams:
+    """Return the parameters of a beam search. Raises InvalidRequest if they aren't."""
+    if not isinstance(params, BeamSearchParams):
+        raise InvalidRequest(f"params={shortened(params)} isn't a BeamSearchParams: give its beam_width and max_tokens")
     return params

@@ -12,14 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from raycore.client.ask import CheckedAsk
 from raycore.client.request_state import RequestState, SequenceState, position_logprobs
-from raycore.client.updates import Streaming, Update
+from raycore.client.updates import Update
 from raycore.errors import InvalidRequest, RequestFailed, WeightVersionChanged
-from raycore.lora.request import LoRARequest
 from raycore.messages import FIRST_WEIGHTS, FinishedRequest, OutputBatch
 from raycore.outputs import RequestMetrics, RequestOutput, RequestTrace
-from raycore.pooling_params import PoolingParams
-from raycore.sampling_params import SamplingParams
 from raycore.system import time
 from raycore.text.tokenizer import Tokenizer
 
@@ -90,29 +88,20 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(
-        self,
-        request_id: str,
-        prompt: str | None,
-        prompt_token_ids: list[int],
-        params: SamplingParams,
-        seq_ids: Sequence[int],
-        stream: Streaming = False,
-        pooling: PoolingParams | None = None,
-        lora: LoRARequest | None = None,
-    ) -> None:
-        """Add a request. `seq_ids` identify its `params.n` sequences. With `pooling`, it pools.
-
-        `stream`: which updates there are.
-        """
+    def add(self, checked: CheckedAsk, seq_ids: Sequence[int]) -> None:
+        """Add a request. `seq_ids` identify its `params.n` sequences."""
+        ask, prompt, request_id, params = checked.ask, checked.ask.parsed, checked.request_id, checked.params
         assert request_id not in self._requests, f"request {request_id!r} exists already"
         assert len(seq_ids) == params.n, f"{len(seq_ids)} seq_ids for n={params.n}"
         metrics = RequestMetrics(self._clock(), time.time())
         request = RequestState(
-            request_id, prompt, prompt_token_ids, params, stream, pooling=pooling, lora=lora, metrics=metrics
+            *(request_id, prompt.text, prompt.token_ids, params, ask.stream),
+            pooling=checked.pooling,
+            lora=ask.lora,
+            metrics=metrics,
         )
         if params.prompt_logprobs is not None:
-            request.prompt_logprobs = [None for _ in prompt_token_ids]
+            request.prompt_logprobs = [None for _ in prompt.token_ids]
         if params.return_prompt_hidden_states:
             request.prompt_states = {}
         self._requests[request_id] = request

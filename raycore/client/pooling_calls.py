@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-# imported before any module that imports Ray, because this import silences Ray's message about missing widgets
-from raycore.display.progress_bars import request_bar
-from raycore.system import uuid
-
-# isort: split
-
+from raycore.client.ask import Ask
 from raycore.client.client import EngineClient
 from raycore.client.collector import Collector
 from raycore.client.inputs import (
     ParsedPrompt,
     Prompt,
+    adapters_for_each,
     as_prompt_list,
     parse_prompts,
     priorities_for_each,
-    with_adapters,
 )
-from raycore.client.pooling import PLACEHOLDER, not_pooling, pooling_for_each, supported_tasks
+from raycore.client.pooling import not_pooling, pooling_for_each, supported_tasks
 from raycore.client.request_state import PooledOutput
 from raycore.client.scoring import paired
 from raycore.client.tokenization import Tokenization
@@ -36,6 +31,7 @@ from raycore.outputs import (
 )
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.short_tracebacks import ends_tracebacks
+from raycore.system import uuid
 from raycore.text.pairs import PairFormat, cosine, max_similarity, pair_prompts
 
 _Params = PoolingParams | Sequence[PoolingParams] | None
@@ -50,7 +46,7 @@ class PoolingCalls:
 
     def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the engine can be asked for, the default first: `generate`, or those of a model that pools."""
-        return supported_tasks(self._client.pooling)
+        return supported_tasks(self._client.checks.pooling)
 
     def encode(
         self,
@@ -87,11 +83,11 @@ class PoolingCalls:
             RequestFailed: a request failed, but the engine didn't.
             EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
         """
-        if self._client.pooling is None:
+        if self._client.checks.pooling is None:
             raise not_pooling(pooling_task)
-        how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
+        how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.checks.max_model_len)
         parsed = parse_prompts(as_prompt_list(prompts), self._client.tokenizer, how, self._client.images)
-        return self._pool(with_adapters(parsed, lora_request), pooling_params, pooling_task, use_tqdm, priority)
+        return self._pool(parsed, pooling_params, pooling_task, use_tqdm, lora_request, priority)
 
     def embed(
         self,
@@ -187,21 +183,21 @@ class PoolingCalls:
 
         The other arguments and the errors are those of `encode()`.
         """
-        pooling = self._client.pooling
+        pooling = self._client.checks.pooling
         if pooling is None:
             raise not_pooling("score")
         first, second = paired(data_1, data_2)
-        how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
+        how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.checks.max_model_len)
         if "embed" in pooling.tasks or "token_embed" in pooling.tasks:
             return self._similarities(first, second, pooling_params, lora_request, how, use_tqdm=use_tqdm)
-        params = self._client.resolved_pooling(pooling_params, "score")
+        params = self._client.checks.resolved_pooling(pooling_params, "score")
         pair_format = PairFormat(
             pooling.pairs == "pair", chat_template, truncate_prompt_tokens=how.max_tokens, truncation_side=how.side
         )
         pairs = list(zip(first, second, strict=True))
         tokenizer = self._client.tokenizer
         prompts = parse_prompts(list(pair_prompts(tokenizer, pairs, pair_format)), tokenizer)
-        outputs = self._pool(with_adapters(prompts, lora_request), params, "score", use_tqdm, None)
+        outputs = self._pool(prompts, params, "score", use_tqdm, lora_request)
         return [ScoringRequestOutput.from_base(each) for each in outputs]
 
     def _similarities(
@@ -215,13 +211,13 @@ class PoolingCalls:
         use_tqdm: bool,
     ) -> list[ScoringRequestOutput]:
         """Return how similar the embeddings of pairs of texts are. Each different text is embedded once."""
-        assert self._client.pooling is not None, "the model pools"
+        assert self._client.checks.pooling is not None, "the model pools"
         task, similarity = "embed", cosine
-        if "embed" not in self._client.pooling.tasks:
+        if "embed" not in self._client.checks.pooling.tasks:
             task, similarity = "token_embed", max_similarity
         texts = list(dict.fromkeys([*first, *second]))
-        prompts = with_adapters(parse_prompts(texts, self._client.tokenizer, how), lora_request)
-        outputs = dict(zip(texts, self._pool(prompts, params, task, use_tqdm, None), strict=True))
+        prompts = parse_prompts(texts, self._client.tokenizer, how)
+        outputs = dict(zip(texts, self._pool(prompts, params, task, use_tqdm, lora_request), strict=True))
         return [
             ScoringRequestOutput(
                 request_id=outputs[one].request_id,
@@ -238,32 +234,25 @@ class PoolingCalls:
         pooling_params: _Params,
         task: PoolingTask | None,
         use_tqdm: bool,
-        priority: Sequence[int] | None,
+        lora_request: _Adapters,
+        priority: Sequence[int] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        given = pooling_for_each(pooling_params, len(prompts))
-        known = {
-            id(each): self._client.resolved_pooling(each, task) for each in {id(each): each for each in given}.values()
-        }
-        priorities = priorities_for_each(priority, len(prompts))
-        if not prompts:
+        count = len(prompts)
+        adapters = adapters_for_each(lora_request, count)
+        given = pooling_for_each(pooling_params, count)
+        resolve = self._client.checks.resolved_pooling
+        known = {id(each): resolve(each, task) for each in {id(each): each for each in given}.values()}
+        asks = [
+            Ask(prompt, known[id(params)], uuid.uuid4().hex, before, lora=adapter)
+            for prompt, params, before, adapter in zip(
+                prompts, given, priorities_for_each(priority, count), adapters, strict=True
+            )
+        ]
+        if not asks:
             return []
         collector = Collector()
-        request_ids = [uuid.uuid4().hex for _ in prompts]
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
-        try:
-            self._client.submit(
-                prompts,
-                [PLACEHOLDER] * len(prompts),
-                collector.put,
-                request_ids=request_ids,
-                priorities=priorities,
-                pooling=[known[id(each)] for each in given],
-            )
-            with request_bar(len(prompts), use_tqdm, "Pooling") as bar:
-                collector.wait(len(prompts), bar, lambda: num_tokens * collector.num_ended // len(prompts))
-        except BaseException:
-            # also after an interrupt: the engine stays usable, and must not compute requests that nobody waits for
-            self._client.abort(request_ids)
-            raise
-        outputs = collector.outputs(request_ids)
+        outputs = collector.run(
+            self._client, asks, use_tqdm, lambda: num_tokens * collector.num_ended // count, "Pooling"
+        )
         return [each.result() for each in outputs if isinstance(each, PooledOutput)]

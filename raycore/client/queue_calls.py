@@ -9,13 +9,13 @@ from typing import Any
 
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import request_bar
-from raycore.system import uuid
 
 # isort: split
 
 from raycore.checkpoint.json_fields import shortened
+from raycore.client.ask import Ask, asks_of
 from raycore.client.client import EngineClient
-from raycore.client.inputs import ParsedPrompt, Prompt, params_for_each, priorities_for_each
+from raycore.client.inputs import ParsedPrompt, Prompt
 from raycore.client.rendering import Adapters, Messages, chat_prompts, completion_prompts
 from raycore.client.step_queue import Output, StepQueue
 from raycore.errors import InvalidRequest, RequestFailed
@@ -57,8 +57,8 @@ class QueueCalls:
 
         Returns: the ids of the requests, in order.
         """
-        parsed = completion_prompts(self._client, prompts, lora_request, tokenization_kwargs, mm_processor_kwargs)
-        return self._enqueue(parsed, sampling_params, priority)
+        parsed = completion_prompts(self._client, prompts, tokenization_kwargs, mm_processor_kwargs)
+        return self._enqueue(self._asks(parsed, sampling_params, lora_request, priority))
 
     def enqueue_chat(
         self,
@@ -91,11 +91,10 @@ class QueueCalls:
             continue_final_message=continue_final_message,
             tools=tools,
             chat_template_kwargs=chat_template_kwargs,
-            lora_request=lora_request,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self._enqueue(parsed, sampling_params, priority)
+        return self._enqueue(self._asks(parsed, sampling_params, lora_request, priority))
 
     def wait_for_completion(
         self,
@@ -117,7 +116,7 @@ class QueueCalls:
                 in `outputs`.
             EngineDeadError: the engine has failed or was shut down; the message begins with the cause.
         """
-        own = RequestOutput if self._client.pooling is None else PoolingRequestOutput
+        own = RequestOutput if self._client.checks.pooling is None else PoolingRequestOutput
         if output_type is not None and not issubclass(own, output_type):
             raise InvalidRequest(f"output_type={shortened(output_type)}, but this engine's outputs are {own.__name__}")
         request_ids = self._queue.request_ids
@@ -138,10 +137,13 @@ class QueueCalls:
             raise failure
         return [finished[each] for each in request_ids if each in finished]
 
-    def _enqueue(self, prompts: list[ParsedPrompt], sampling_params: _Params, priority: Any) -> list[str]:
-        params = params_for_each(sampling_params or self.get_default_sampling_params(), len(prompts))
-        request_ids = [uuid.uuid4().hex for _ in prompts]
-        priorities = priorities_for_each(priority, len(prompts))
-        if prompts:
-            self._queue.add(prompts, params, request_ids, stream=False, priorities=priorities)
-        return request_ids
+    def _asks(
+        self, prompts: Sequence[ParsedPrompt], sampling_params: _Params, lora_request: Adapters, priority: Any
+    ) -> list[Ask]:
+        """The requests of a call, which asks the same of all its prompts, or of each something else."""
+        return asks_of(prompts, sampling_params or self.get_default_sampling_params(), lora_request, priority)
+
+    def _enqueue(self, asks: list[Ask]) -> list[str]:
+        if asks:
+            self._queue.add(asks)
+        return [ask.request_id for ask in asks]

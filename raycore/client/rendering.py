@@ -7,15 +7,7 @@ from typing import Any, cast
 
 from raycore.checkpoint.json_fields import shortened
 from raycore.client.client import EngineClient
-from raycore.client.inputs import (
-    OnlyText,
-    ParsedPrompt,
-    Prompt,
-    as_prompt_list,
-    has_images,
-    parse_prompts,
-    with_adapters,
-)
+from raycore.client.inputs import OnlyText, ParsedPrompt, Prompt, as_prompt_list, has_images, parse_prompts
 from raycore.client.tokenization import Tokenization
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
@@ -31,7 +23,6 @@ _CONTENT_FORMATS = ("auto", "string", "openai")
 def completion_prompts(
     client: EngineClient,
     prompts: Prompt | Sequence[Prompt],
-    lora_request: Adapters = None,
     tokenization_kwargs: Mapping[str, Any] | None = None,
     mm_processor_kwargs: Mapping[str, Any] | None = None,
 ) -> list[ParsedPrompt]:
@@ -40,11 +31,11 @@ def completion_prompts(
     Raises:
         InvalidRequest: a prompt or an argument is invalid; the message names it.
     """
-    how = Tokenization.of(None, tokenization_kwargs, client.max_model_len)
+    how = Tokenization.of(None, tokenization_kwargs, client.checks.max_model_len)
     given = as_prompt_list(prompts)
     if mm_processor_kwargs:
         given = [_with_settings(prompt, mm_processor_kwargs) if has_images(prompt) else prompt for prompt in given]
-    return with_adapters(parse_prompts(given, client.tokenizer, how, client.images), lora_request)
+    return parse_prompts(given, client.tokenizer, how, client.images)
 
 
 def chat_prompts(
@@ -57,7 +48,6 @@ def chat_prompts(
     continue_final_message: bool,
     tools: list[dict[str, Any]] | None,
     chat_template_kwargs: dict[str, Any] | None,
-    lora_request: Adapters,
     tokenization_kwargs: Mapping[str, Any] | None,
     mm_processor_kwargs: dict[str, Any] | None,
 ) -> list[ParsedPrompt]:
@@ -92,7 +82,7 @@ def chat_prompts(
         prompts.append({"prompt": text, **given} if parts else text)
     # special tokens are part of the template's text
     asked = {"add_special_tokens": False, **(tokenization_kwargs or {})}
-    return completion_prompts(client, prompts, lora_request, asked) if prompts else []
+    return completion_prompts(client, prompts, asked) if prompts else []
 
 
 def _with_settings(prompt: Prompt, settings: Mapping[str, Any]) -> Prompt:

@@ -16,19 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from raycore.client.inputs import ParsedPrompt
+from raycore.client.ask import CheckedAsk
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder, Told
 from raycore.client.requests_by_rank import RequestsByRank
 from raycore.client.routing import Router
 from raycore.client.sent_features import SentFeatures
-from raycore.client.updates import Sink, Streaming, Update
+from raycore.client.updates import Sink, Update
 from raycore.config import ModelConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
-from raycore.messages import EngineRequest, LoadView, OutputBatch, ThinkingLimit, first_seq_id
+from raycore.messages import EngineRequest, LoadView, OutputBatch, first_seq_id
 from raycore.metrics.counts import RankCounts
-from raycore.pooling_params import PoolingParams
-from raycore.sampling_params import MAX_SEED, SamplingParams, checked_int
+from raycore.sampling_params import MAX_SEED, SamplingParams
 from raycore.system import time
 from raycore.text.tokenizer import Tokenizer
 
@@ -156,45 +155,32 @@ class RequestTable:
 
     # ---- requests come and go
 
-    def checked_rank(self, dp_rank: int) -> int:
-        """`dp_rank` as a plain int. Raises InvalidRequest if the engine has no such rank."""
-        rank = checked_int("data_parallel_rank", dp_rank)
-        if rank not in self._dp_ranks:
+    def check(self, checked: CheckedAsk) -> None:
+        """Raise InvalidRequest if the request's id is in use, or the engine lacks the rank that it names."""
+        if checked.request_id in self._underway:
+            raise InvalidRequest(f"request_id={checked.request_id!r} is already in use")
+        if checked.wanted_rank is not None and checked.wanted_rank not in self._dp_ranks:
             known = ", ".join(map(str, sorted(self._dp_ranks)))
-            raise InvalidRequest(f"data_parallel_rank={rank} isn't one of this engine's ranks: {known}")
-        return rank
+            raise InvalidRequest(f"data_parallel_rank={checked.wanted_rank} isn't one of this engine's ranks: {known}")
 
-    def add(
-        self,
-        request_id: str,
-        prompt: ParsedPrompt,
-        params: SamplingParams,
-        sink: Sink,
-        *,
-        stream: Streaming,
-        bad_words_token_ids: list[list[int]],
-        thinking: ThinkingLimit | None = None,
-        flush_interval_s: float,
-        priority: int,
-        wanted_rank: int | None,
-        pooling: PoolingParams | None = None,
-    ) -> None:
-        """Add a request. A later `dispatch()` assigns it to a rank. With `pooling`, it pools."""
+    def add(self, checked: CheckedAsk, sink: Sink) -> None:
+        """Add a request that passes `check()`. A later `dispatch()` assigns it to a rank."""
+        ask, params, prompt = checked.ask, checked.params, checked.ask.parsed
         seq_ids = [next(self._seq_ids) for _ in range(params.n)]
         first = EngineRequest(
             seq_id=seq_ids[0],
-            request_id=request_id,
+            request_id=checked.request_id,
             prompt_token_ids=prompt.token_ids,
             params=params,
             seed=self._seed(params, 0, seq_ids[0]),
             eos_token_ids=self._config.spec.eos_token_ids,
-            bad_words_token_ids=bad_words_token_ids,
-            thinking=thinking,
-            priority=priority,
-            flush_interval_s=flush_interval_s,
+            bad_words_token_ids=checked.bad_words_token_ids,
+            thinking=checked.thinking,
+            priority=checked.priority,
+            flush_interval_s=checked.flush_interval_s,
             cache_salt=prompt.cache_salt,
-            lora=prompt.lora,
-            pooling=pooling,
+            lora=ask.lora,
+            pooling=checked.pooling,
             second_text=prompt.second_text,
             features=list(prompt.features),
             feature_data=list(prompt.feature_data),
@@ -208,11 +194,11 @@ class RequestTable:
             msgspec.structs.replace(first, seq_id=seq_id, params=later, seed=self._seed(params, index, seq_id))
             for index, seq_id in enumerate(seq_ids[1:], start=1)
         ]
-        shares = prompt.cache_salt if prompt.lora is None else f"{prompt.lora.lora_path} {prompt.cache_salt or ''}"
+        shares = prompt.cache_salt if ask.lora is None else f"{ask.lora.lora_path} {prompt.cache_salt or ''}"
         if prompt.features:
             shares = f"{prompt.features[0].identifier} {shares or ''}"
-        self._underway[request_id] = _Underway(sink, [first, *others], shares, wanted_rank)
-        self._outputs.add(request_id, prompt.text, prompt.token_ids, params, seq_ids, stream, pooling, prompt.lora)
+        self._underway[checked.request_id] = _Underway(sink, [first, *others], shares, checked.wanted_rank)
+        self._outputs.add(checked, seq_ids)
 
     def dispatch_new(self, request_ids: Iterable[str]) -> Submissions:
         """Assign new requests to ranks. While new requests are paused, they wait for `resume_new()` instead."""
@@ -439,7 +425,7 @@ class RequestTable:
     def close_ranks(self, dp_ranks: Sequence[int], *, for_good: bool = False) -> None:
         """Assign no more requests to these ranks.
 
-        `for_good`: whether the ranks won't come back, so that `checked_rank()` refuses them from now on.
+        `for_good`: whether the ranks won't come back, so that `check()` refuses them from now on.
         """
         for dp_rank in dp_ranks:
             self.router.remove(dp_rank)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-from raycore.client.inputs import ParsedPrompt
+from raycore.client.ask import Ask
+from raycore.client.inputs import checked_params
 from raycore.client.output_kinds import OutputKinds
 from raycore.client.request_state import PooledOutput
-from raycore.client.updates import Sink, Streaming, Update, coalescing_s
+from raycore.client.updates import Sink, Update
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
-from raycore.pooling_params import PoolingParams
-from raycore.sampling_params import SamplingParams
 from raycore.system import threading
 
 Output: TypeAlias = RequestOutput | PoolingRequestOutput[PoolingOutput]
@@ -24,19 +23,7 @@ STEP_WAIT_S = 1.0
 class Submitter(Protocol):
     """The part of a client's interface that a queue uses."""
 
-    def submit(
-        self,
-        prompts: Sequence[ParsedPrompt],
-        params: Sequence[SamplingParams],
-        sink: Sink,
-        *,
-        stream: Streaming = False,
-        flush_interval_s: float = 0.0,
-        request_ids: Sequence[str] | None = None,
-        priorities: Sequence[int] | None = None,
-        data_parallel_rank: int | None = None,
-        pooling: Sequence[PoolingParams] | None = None,
-    ) -> list[str]: ...
+    def submit(self, asks: Sequence[Ask], sink: Sink) -> None: ...
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
 
@@ -57,46 +44,26 @@ class StepQueue:
         self._errors: list[BaseException] = []
         """Those of requests that have failed, which steps raise one after the other."""
 
-    def add(
-        self,
-        prompts: Sequence[ParsedPrompt],
-        params: Sequence[SamplingParams],
-        request_ids: Sequence[str],
-        *,
-        stream: bool,
-        priorities: Sequence[int] | None = None,
-        pooling: Sequence[PoolingParams] | None = None,
-    ) -> None:
-        """Submit requests.
-
-        Args:
-            stream: whether steps return outputs before the last one.
-            pooling: for requests that pool, the resolved parameters of each; `params` don't count then.
+    def add(self, asks: Sequence[Ask]) -> None:
+        """Submit requests. Steps return outputs before the last one of those whose `stream` says so.
 
         Raises:
             InvalidRequest: a request is invalid; the message says why. None was submitted.
             EngineDeadError: the engine has failed, or is draining.
         """
         interval = self._client.stream_interval
-        kinds = [OutputKinds.of(each, interval) if stream else None for each in params]
+        kinds = {
+            ask.request_id: OutputKinds.of(checked_params(ask.params), interval) if ask.stream else None for ask in asks
+        }
         with self._changed:
-            used = next((each for each in request_ids if each in self._kinds), None)
+            used = next((each for each in kinds if each in self._kinds), None)
             if used is not None:
                 raise InvalidRequest(f"request_id={used!r} is already in use")
-            self._kinds.update(zip(request_ids, kinds, strict=True))  # before an output can come
+            self._kinds |= kinds  # before an output can come
         try:
-            self._client.submit(
-                prompts,
-                params,
-                self._put,
-                stream=stream,
-                flush_interval_s=0.0 if stream else coalescing_s(params),
-                request_ids=request_ids,
-                priorities=priorities,
-                pooling=pooling,
-            )
+            self._client.submit(asks, self._put)
         except BaseException:
-            self._forget(request_ids)
+            self._forget(list(kinds))
             raise
 
     @property

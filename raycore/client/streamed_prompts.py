@@ -7,42 +7,40 @@ its last token. The prefix cache has these.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import replace
 from enum import Enum, auto
 from typing import Any
 
+import msgspec
+
 from raycore.checkpoint.json_fields import shortened
+from raycore.client.ask import Ask
 from raycore.client.inputs import ParsedPrompt, Prompt, checked_params, checked_request_id
 from raycore.client.streams import Streams
-from raycore.client.tokenization import Tokenization
+from raycore.client.tokenization import PLAIN, Tokenization
 from raycore.errors import InvalidRequest
 from raycore.inputs import StreamingInput
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.sampling_params import RequestOutputKind, SamplingParams
-from raycore.system import asyncio, uuid
+from raycore.system import asyncio
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 10.0
 """How long the caller's stream may take to end once it is cancelled."""
-_FIRST, _NEXT = Tokenization(), Tokenization(add_special_tokens=False)
+_NEXT = Tokenization(add_special_tokens=False)
 
 
 async def generate_streamed(
-    streams: Streams,
-    pieces: AsyncIterator[StreamingInput],
-    params: SamplingParams,
-    request_id: str | None = None,
-    *,
-    tokenization_kwargs: Mapping[str, Any] | None = None,
-    **options: Any,
+    streams: Streams, pieces: AsyncIterator[StreamingInput], ask: Ask
 ) -> AsyncGenerator[RequestOutput, None]:
-    """See `AsyncLLM.generate`. `options`: those of `Streams.generate`."""
-    if tokenization_kwargs:
+    """See `AsyncLLM.generate`. `ask`: what is asked, without a prompt."""
+    if ask.tokenization != PLAIN:
         raise InvalidRequest("tokenization_kwargs: a prompt that comes as a stream takes none: give token ids")
-    request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
+    request_id = checked_request_id(ask.request_id)
+    params = checked_params(ask.params)
     coming = _Pieces(pieces)
     prompt: ParsedPrompt | None = None
     last: RequestOutput | None = None
@@ -55,7 +53,8 @@ async def generate_streamed(
                 prompt = await _longer(streams, prompt, made, piece.prompt)
                 made = []
                 coming.look()
-                outputs = streams.generate(prompt, asked, request_id, is_reserved=True, **options)
+                one = msgspec.structs.replace(ask, prompt=prompt, params=asked, is_reserved=True)
+                outputs: AsyncGenerator[RequestOutput, None] = streams.ask([one])
                 async with aclosing(outputs):
                     async for output in outputs:
                         (completion,) = output.outputs
@@ -79,7 +78,7 @@ async def generate_streamed(
 
 async def _longer(streams: Streams, before: ParsedPrompt | None, made: list[int], piece: Prompt) -> ParsedPrompt:
     """The prompt with another piece, and with what was generated before it."""
-    parsed = await streams.parsed(piece, _FIRST if before is None else _NEXT)
+    parsed = await streams.parsed(piece, PLAIN if before is None else _NEXT)
     if parsed.features or parsed.second_text:
         raise InvalidRequest("a StreamingInput has text or token ids, and no images, embeddings or pairs of texts")
     if before is None:

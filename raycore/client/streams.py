@@ -8,44 +8,41 @@ no memory.
 from __future__ import annotations
 
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
+import msgspec
+
+from raycore.beam_search import BeamSearchParams
+from raycore.client.ask import Ask
 from raycore.client.inputs import (
     Images,
     ParsedPrompt,
     Prompt,
+    checked_adapter,
     checked_request_id,
     has_images,
     parse_prompts,
-    with_adapters,
 )
 from raycore.client.output_kinds import OutputKinds
-from raycore.client.pooling import PLACEHOLDER
+from raycore.client.request_checks import RequestChecks
 from raycore.client.request_state import PooledOutput
 from raycore.client.reserved_ids import ReservedIds
-from raycore.client.tokenization import Tokenization
-from raycore.client.updates import Sink, Streaming, Update, coalescing_s
+from raycore.client.tokenization import PLAIN, Tokenization
+from raycore.client.updates import Sink, Update
+from raycore.client.watchers import UNWATCHED, Watch, Watchers
 from raycore.errors import InvalidRequest
-from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.short_tracebacks import ends_traceback
-from raycore.system import asyncio, threading, uuid
+from raycore.system import asyncio, threading
 from raycore.text.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from raycore.beam_search import BeamSearchParams
-    from raycore.client.beams import BeamSearch
-
-_PLAIN = Tokenization()
-
 _OutputT = TypeVar("_OutputT")
-_ResultT = TypeVar("_ResultT")
 
 
 class Submitter(Protocol):
@@ -60,83 +57,56 @@ class Submitter(Protocol):
     @property
     def reserved(self) -> ReservedIds: ...
 
-    def submit(
-        self,
-        prompts: Sequence[ParsedPrompt],
-        params: Sequence[SamplingParams],
-        sink: Sink,
-        *,
-        stream: Streaming = False,
-        flush_interval_s: float = 0.0,
-        request_ids: Sequence[str] | None = None,
-        priorities: Sequence[int] | None = None,
-        data_parallel_rank: int | None = None,
-        pooling: Sequence[PoolingParams] | None = None,
-    ) -> list[str]: ...
-
-    def beam_search(self, prompt: ParsedPrompt, params: BeamSearchParams) -> BeamSearch: ...
-
-    def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams: ...
-
     @property
-    def max_model_len(self) -> int: ...
-
-    def check_structured_outputs(self, params: SamplingParams) -> None: ...
-
-    def knows_structured_outputs(self, params: SamplingParams) -> bool: ...
-
-    def knows_adapter(self, adapter: LoRARequest) -> bool: ...
-
-    def check_adapter(self, adapter: LoRARequest) -> None: ...
-
-    def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
+    def checks(self) -> RequestChecks: ...
 
     @property
     def stream_interval(self) -> int: ...
+
+    def submit(self, asks: Sequence[Ask], sink: Sink) -> None: ...
+
+    def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
 
 
 class Streams:
     """The streams of one client, on any number of event loops. Thread-safe."""
 
     def __init__(self, client: Submitter) -> None:
+        self.watchers = Watchers()
+        """Who sees all requests."""
         self._client = client
         self._lock = threading.Lock()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopStreams] = weakref.WeakKeyDictionary()
 
-    async def generate(
-        self,
-        prompt: Prompt | ParsedPrompt,
-        params: SamplingParams,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        stream: Streaming = True,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        is_reserved: bool = False,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """See `AsyncLLM.generate`. `is_reserved`: the caller has the id by `reserved()`."""
-        added = await self.add(
-            prompt,
-            params,
-            request_id,
-            priority,
-            stream=stream,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-            tokenization_kwargs=tokenization_kwargs,
-            is_reserved=is_reserved,
-        )
-        try:
-            while not added.is_finished:
-                output = added.get_nowait()
-                if output is None:
-                    await added.arrival()
-                else:
-                    yield output
-        finally:
-            added.close()
+    async def ask(self, asks: Sequence[Ask]) -> AsyncGenerator[Any, None]:
+        """Run requests. Yields their outputs. Leaving the iteration early aborts them.
+
+        A request that generates yields `RequestOutput`s, as its parameters and its `stream` say, and a beam search one,
+        whose sequences are the best ones. Requests that pool are submitted together. Each yields a
+        `PoolingRequestOutput`, in their order. If one fails, all are aborted. They have the same `tokenization`.
+
+        Raises:
+            InvalidRequest: a request is unusable; the message says why.
+            RequestFailed: a request failed, but the engine didn't.
+            EngineDeadError: the engine has failed, was shut down or is draining; the message begins with the cause.
+        """
+        first = asks[0]
+        if isinstance(first.params, BeamSearchParams):
+            yield await self._search(first)
+        elif isinstance(first.params, PoolingParams):
+            for result in await self._pool(asks):
+                yield result
+        else:
+            added = await self.add(first)
+            try:
+                while not added.is_finished:
+                    output = added.get_nowait()
+                    if output is None:
+                        await added.arrival()
+                    else:
+                        yield output
+            finally:
+                added.close()
 
     @contextmanager
     def reserved(self, request_id: str) -> Generator[asyncio.Future[BaseException | None], None, None]:
@@ -163,200 +133,90 @@ class Streams:
             yield ended
 
     @ends_traceback
-    async def add(
-        self,
-        prompt: Prompt | ParsedPrompt,
-        params: SamplingParams | PoolingParams,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        stream: Streaming = True,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        is_reserved: bool = False,
-    ) -> RequestStream[Any]:
-        """See `AsyncLLM.add_request`, and `generate`."""
+    async def add(self, ask: Ask) -> RequestStream[Any]:
+        """Submit a request that generates or pools. The stream has its outputs. Its errors are those of `ask`."""
         streams = self._of_this_loop()
-        pooling = self._client.resolved_pooling(params) if isinstance(params, PoolingParams) else None
-        asked = PLACEHOLDER if isinstance(params, PoolingParams) else params
-        kinds = OutputKinds.of(asked, self._client.stream_interval) if pooling is None else None
-        if stream not in (True, False, "text"):
-            raise InvalidRequest(f"stream={stream!r} isn't True, False or 'text'")
-        if pooling is not None or asked.output_kind is RequestOutputKind.FINAL_ONLY:
-            stream = False
-        elif kinds is not None:
-            stream = bool(stream)  # it counts tokens, or holds back text that the next token may be enough for
-        request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
-        if not self._client.knows_structured_outputs(asked):
-            # so that the event loop isn't blocked; submit() then finds that the constraint has been checked
-            await on_own_thread(self._client.check_structured_outputs, asked)
-        how = _PLAIN
-        if tokenization_kwargs:
-            how = Tokenization.of(None, tokenization_kwargs, self._client.max_model_len)
-        prompts = with_adapters([await self.parsed(prompt, how)], lora_request)
-        await self._check_adapter(lora_request)
-        if not is_reserved:
-            self._check_unused([request_id])
-        self._client.submit(
-            prompts,
-            [asked],
-            streams.put,
-            stream=stream,
-            flush_interval_s=0.0 if stream else coalescing_s([asked]),
-            request_ids=[request_id],
-            priorities=[priority],
-            data_parallel_rank=data_parallel_rank,
-            pooling=None if pooling is None else [pooling],
-        )
+        ask = self.watchers.wanted(ask)
+        if ask.stream not in (True, False, "text"):
+            raise InvalidRequest(f"stream={ask.stream!r} isn't True, False or 'text'")
+        kinds, stream = None, False
+        if isinstance(ask.params, SamplingParams):
+            kinds = OutputKinds.of(ask.params, self._client.stream_interval)
+            if ask.params.output_kind is not RequestOutputKind.FINAL_ONLY:
+                # `kinds` counts tokens, or holds back text that the next token may be enough for
+                stream = ask.stream if kinds is None else bool(ask.stream)
+        (ask,) = await self._parsed([msgspec.structs.replace(ask, stream=stream)])
+        request_id = ask.request_id
+        watch = self.watchers.watch([ask])
+        try:
+            await self._check_slowly([ask])
+            if not ask.is_reserved:
+                self._check_unused([request_id])
+            self._client.submit([ask], streams.put)
+        except BaseException as error:
+            watch.end(error)
+            raise
         own = streams.open(request_id)
 
         def close() -> None:
             streams.close(request_id)
+            watch.end()
             if not added.is_finished:
                 self._client.abort([request_id])
 
-        added: RequestStream[Any] = RequestStream(request_id, own, kinds, close)
+        if watch is UNWATCHED:
+            added = RequestStream[Any](request_id, own, kinds, close)
+        else:
+            added = _WatchedStream[Any](request_id, own, kinds, close, watch)
         return added
 
-    async def beam_search(
-        self,
-        prompt: Prompt | ParsedPrompt,
-        params: BeamSearchParams,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> RequestOutput:
-        """See `AsyncLLM.beam_search`."""
-        request_id = uuid.uuid4().hex if request_id is None else checked_request_id(request_id)
-        (parsed,) = with_adapters([await self.parsed(prompt)], lora_request)
-        await self._check_adapter(lora_request)
-        search = self._client.beam_search(parsed, params)
-        step = 0
-        while prompts := search.prompts:
-            outputs = await self._ends(
-                prompts,
-                [search.step_params] * len(prompts),
-                [f"{request_id}-{step}-{index}" for index in range(len(prompts))],
-                priority,
-                data_parallel_rank,
-                lambda output: cast("RequestOutput", output),
-            )
-            search.take(outputs)
-            step += 1
-        return search.output(request_id, self._client.tokenizer)
+    async def _search(self, ask: Ask) -> RequestOutput:
+        """The result of a beam search."""
+        (ask,) = await self._parsed([ask])
+        with self.watchers.watch([ask]) as watch:
+            await self._check_slowly([ask])
+            search = self._client.checks.beam_search(ask)
+            while asks := search.asks:
+                search.take(await self._last_outputs(asks))
+            output = search.output(self._client.tokenizer)
+            watch.note(output)
+        return output
 
-    async def encode(
-        self,
-        prompt: Prompt | ParsedPrompt,
-        params: PoolingParams | None = None,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        pooling_task: str | None = None,
-        truncate_prompt_tokens: int | None = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
-        """See `AsyncLLM.encode`."""
-        (result,) = await self.encode_all(
-            [prompt],
-            params,
-            None if request_id is None else [request_id],
-            priority,
-            pooling_task=pooling_task,
-            truncate_prompt_tokens=truncate_prompt_tokens,
-            tokenization_kwargs=tokenization_kwargs,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-        )
-        yield result
+    async def _pool(self, asks: Sequence[Ask]) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """The results of requests that pool."""
+        asks = await self._parsed(asks)
+        with self.watchers.watch(asks) as watch:
+            await self._check_slowly(asks)
+            results: list[PoolingRequestOutput[PoolingOutput]] = []
+            for output in await self._last_outputs(asks):
+                watch.note(output)
+                results.append(cast("PooledOutput", output).result())
+        return results
 
-    async def encode_all(
-        self,
-        prompts: Sequence[Prompt | ParsedPrompt],
-        params: PoolingParams | None = None,
-        request_ids: Sequence[str] | None = None,
-        priority: int = 0,
-        *,
-        pooling_task: str | None = None,
-        truncate_prompt_tokens: int | None = None,
-        tokenization_kwargs: dict[str, Any] | None = None,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """See `AsyncLLM.encode_all`."""
-        given = [uuid.uuid4().hex for _ in prompts] if request_ids is None else request_ids
-        ids = [checked_request_id(request_id) for request_id in given]
-        pooling = self._client.resolved_pooling(params, pooling_task)
-        how = Tokenization.of(truncate_prompt_tokens, tokenization_kwargs, self._client.max_model_len)
-        prompts = [
-            await self.parsed(prompt, how) if not isinstance(prompt, ParsedPrompt) and has_images(prompt) else prompt
-            for prompt in prompts
-        ]
-        own = [prompt for prompt in prompts if not isinstance(prompt, ParsedPrompt)]
-        from_own = iter(parse_prompts(own, self._client.tokenizer, how, self._client.images))
-        parsed = [prompt if isinstance(prompt, ParsedPrompt) else next(from_own) for prompt in prompts]
-        if len(set(ids)) != len(parsed):
-            raise InvalidRequest(f"{len(set(ids))} different request_ids for {len(parsed)} prompts: give one for each")
-        with_adapters(parsed, lora_request)
-        await self._check_adapter(lora_request)
-        if not parsed:
-            return []
-        return await self._ends(
-            parsed,
-            [PLACEHOLDER] * len(parsed),
-            ids,
-            priority,
-            data_parallel_rank,
-            lambda output: cast("PooledOutput", output).result(),
-            pooling=[pooling] * len(parsed),
-        )
-
-    async def _ends(
-        self,
-        prompts: Sequence[ParsedPrompt],
-        params: Sequence[SamplingParams],
-        ids: Sequence[str],
-        priority: int,
-        data_parallel_rank: int | None,
-        result: Callable[[object], _ResultT],
-        pooling: Sequence[PoolingParams] | None = None,
-    ) -> list[_ResultT]:
-        """Submit requests together, and return the result of each one's last output. If one fails, all are aborted.
-
-        `result`: may raise, which aborts all, too.
-        """
-        streams = self._of_this_loop()
+    async def _last_outputs(self, asks: Sequence[Ask]) -> list[RequestOutput]:
+        """Submit requests together, and return each one's last output. If one fails, all are aborted."""
+        streams, ids = self._of_this_loop(), [ask.request_id for ask in asks]
         self._check_unused(ids)
-        self._client.submit(
-            prompts,
-            params,
-            streams.put,
-            request_ids=ids,
-            priorities=[priority] * len(prompts),
-            data_parallel_rank=data_parallel_rank,
-            pooling=pooling,
-        )
+        self._client.submit(asks, streams.put)
         opened = [streams.open(request_id) for request_id in ids]
-        results: list[_ResultT] = []
+        outputs: list[RequestOutput] = []
         try:
             for stream in opened:
                 update = await stream.next()
                 if update.error is not None:
                     raise update.error.with_traceback(None)  # other callers may get the same object
-                results.append(result(update.output))
+                assert update.output is not None
+                if isinstance(update.output, PooledOutput):
+                    update.output.result()  # raises if it was aborted
+                outputs.append(update.output)
         finally:
             for request_id in ids:
                 streams.close(request_id)
-            if len(results) < len(ids):
+            if len(outputs) < len(ids):
                 self._client.abort(ids)
-        return results
+        return outputs
 
-    async def parsed(self, prompt: Prompt | ParsedPrompt, how: Tokenization = _PLAIN) -> ParsedPrompt:
+    async def parsed(self, prompt: Prompt | ParsedPrompt, how: Tokenization = PLAIN) -> ParsedPrompt:
         """Check a prompt. Its images, if it has any, are fetched and processed on other threads."""
         if isinstance(prompt, ParsedPrompt):
             return prompt
@@ -368,10 +228,32 @@ class Streams:
             (parsed,) = await asyncio.get_running_loop().run_in_executor(images.executor, parse)
         return parsed
 
-    async def _check_adapter(self, adapter: LoRARequest | None) -> None:
-        if adapter is not None and not self._client.knows_adapter(adapter):
-            # a slow disk must not block the event loop; submit() then finds that the adapter has been checked
-            await on_own_thread(self._client.check_adapter, adapter)
+    async def _parsed(self, asks: Sequence[Ask]) -> list[Ask]:
+        """Requests with parsed prompts and checked ids. Prompts without images are tokenized together."""
+        ids, how = [checked_request_id(ask.request_id) for ask in asks], asks[0].tokenization
+        prompts: list[Any] = [
+            await self.parsed(ask.prompt, how) if has_images(ask.prompt) else ask.prompt for ask in asks
+        ]
+        own = [prompt for prompt in prompts if not isinstance(prompt, ParsedPrompt)]
+        from_own = iter(parse_prompts(own, self._client.tokenizer, how, self._client.images) if own else ())
+        return [
+            msgspec.structs.replace(
+                ask,
+                prompt=prompt if isinstance(prompt, ParsedPrompt) else next(from_own),
+                request_id=request_id,
+                lora=checked_adapter(ask.lora),
+            )
+            for ask, prompt, request_id in zip(asks, prompts, ids, strict=True)
+        ]
+
+    async def _check_slowly(self, asks: Sequence[Ask]) -> None:
+        """Check what may take seconds on other threads. `submit()` then finds that it has been checked."""
+        checks = self._client.checks
+        for ask in asks:
+            if isinstance(ask.params, SamplingParams) and not checks.knows_structured_outputs(ask.params):
+                await on_own_thread(checks.check_structured_outputs, ask.params)
+            if ask.lora is not None and ask.lora not in checks.adapters:
+                await on_own_thread(checks.adapters.check, ask.lora)  # the disk may be slow
 
     def _check_unused(self, ids: Sequence[str]) -> None:
         streams, reserved = self._of_this_loop(), self._client.reserved
@@ -391,13 +273,21 @@ class Streams:
 class RequestStream(Generic[_OutputT]):
     """The outputs of one request, for a coroutine that takes them one after the other."""
 
-    def __init__(self, request_id: str, stream: _Stream, kinds: OutputKinds | None, close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        stream: _Stream,
+        kinds: OutputKinds | None,
+        close: Callable[[], None],
+        watch: Watch = UNWATCHED,
+    ) -> None:
         self.request_id = request_id
         self.is_finished = False
         """Whether the last output was taken, or the request's error was raised."""
         self._stream = stream
         self._kinds = kinds
         self._close = close
+        self._watch = watch
         self._is_open = True
 
     async def get(self) -> _OutputT:
@@ -445,6 +335,17 @@ class RequestStream(Generic[_OutputT]):
         if isinstance(whole, PooledOutput):
             return cast("_OutputT", whole.result())
         return whole if self._kinds is None else cast("_OutputT | None", self._kinds.take(whole))
+
+
+class _WatchedStream(RequestStream[_OutputT]):
+    """The outputs of a request that is watched."""
+
+    def _taken(self, update: Update) -> _OutputT | None:
+        if update.output is not None:
+            self._watch.note(update.output)
+        else:
+            self._watch.end(update.error)
+        return super()._taken(update)
 
 
 class _LoopStreams:

@@ -65,6 +65,10 @@ class Tokenization:
         return token_ids[-self.max_tokens :] if is_left else token_ids[: self.max_tokens]
 
 
+PLAIN = Tokenization()
+"""As the tokenizer does it by itself."""
+
+
 def _checked(number: object, max_model_len: int) -> int | None:
     if number is None:
         return None

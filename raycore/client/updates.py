@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from raycore.outputs import RequestOutput
-from raycore.sampling_params import SamplingParams
 
 Streaming: TypeAlias = bool | Literal["text"]
 """Which outputs of a request a caller wants. True: one whenever there are new tokens. `text`: the first one, those with
@@ -41,8 +40,3 @@ Sink = Callable[[list[Update]], object]
 An older output may come after a request's last update: the thread that aborts or fails a request delivers that update
 while a receiver thread may be about to deliver an output. A sink has to ignore outputs that come after the last update.
 """
-
-
-def coalescing_s(params: Sequence[SamplingParams]) -> float:
-    """The flush interval of requests that don't stream, in seconds."""
-    return STOP_STRING_COALESCE_S if any(each.stop_strings for each in params) else COALESCE_S

@@ -46,7 +46,7 @@ class AdapterCalls:
 
     def add(self, adapter: LoRARequest) -> bool:
         """Add an adapter. Returns False if it was added before and isn't replaced."""
-        self._client.check_new_adapter(adapter)
+        self._client.checks.adapters.check_new(adapter)
         with self._change() as before:
             there = _find(adapter, before)
             if there is not None and not adapter.load_inplace:

@@ -15,11 +15,10 @@ from raycore.display.progress_bars import request_bar
 
 from raycore.checkpoint.hub_cache import find_directory
 from raycore.checkpoint.lora_spec import CONFIG_FILE
+from raycore.client.ask import Ask
 from raycore.client.collector import Collector
 from raycore.client.inputs import ParsedPrompt
-from raycore.client.pooling import PLACEHOLDER
 from raycore.client.rendering import chat_prompts, completion_prompts
-from raycore.client.updates import coalescing_s
 from raycore.data.config import ProcessorConfig, engine_options
 from raycore.data.rows import Row, continues, has_messages, pooling_params, prompt_of, sampling_params
 from raycore.errors import InvalidCheckpoint, InvalidRequest, RequestFailed
@@ -31,6 +30,8 @@ from raycore.sampling_params import SamplingParams
 
 Params = SamplingParams | PoolingParams
 RowError = InvalidRequest | RequestFailed
+AdaptedPrompt = tuple[ParsedPrompt, LoRARequest | None]
+"""A row's prompt, and the adapter that it names."""
 
 _T = TypeVar("_T")
 
@@ -55,12 +56,12 @@ class RowEngine(LLM):
         """
         params = self._params(rows)
         prompts = self._prompts(rows)
-        ready = [
-            index
+        asks = {
+            index: Ask(prompt[0], param, uuid.uuid4().hex, lora=prompt[1])
             for index, (prompt, param) in enumerate(zip(prompts, params, strict=True))
             if not isinstance(prompt, InvalidRequest) and not isinstance(param, InvalidRequest)
-        ]
-        outputs = dict(zip(ready, self._outputs([prompts[i] for i in ready], [params[i] for i in ready]), strict=True))
+        }
+        outputs = dict(zip(asks, self._outputs(list(asks.values())), strict=True))
         found: list[tuple[Params, RequestOutput] | RowError] = []
         for index, (prompt, param) in enumerate(zip(prompts, params, strict=True)):
             output = outputs.get(index)
@@ -84,16 +85,16 @@ class RowEngine(LLM):
         if self._data.task_type == "generate":
             return sampling_params(row)
         # a task of the rows' own is one that the model has, too
-        return self._client.resolved_pooling(pooling_params(row), self._data.task_type)
+        return self._client.checks.resolved_pooling(pooling_params(row), self._data.task_type)
 
-    def _prompts(self, rows: Sequence[Row]) -> list[ParsedPrompt | InvalidRequest]:
+    def _prompts(self, rows: Sequence[Row]) -> list[AdaptedPrompt | InvalidRequest]:
         """Parse the rows' prompts, those that are made alike at a time."""
         groups: dict[str, list[int]] = {}
         for index, row in enumerate(rows):
             kind = (self._renders(row), continues(row.get("messages")), has_messages(row))
             key = repr((kind, row.get("tokenization_kwargs"), row.get("mm_processor_kwargs")))
             groups.setdefault(key, []).append(index)
-        parsed: dict[int, ParsedPrompt | InvalidRequest] = {}
+        parsed: dict[int, AdaptedPrompt | InvalidRequest] = {}
         for indices in groups.values():
             made = _one_by_one(self._parse, [rows[index] for index in indices])
             parsed.update(zip(indices, made, strict=True))
@@ -105,14 +106,14 @@ class RowEngine(LLM):
         is_done = chat.has_own_actors(self._data) and row.get("prompt") is not None
         return chat.enabled and has_messages(row) and not is_done
 
-    def _parse(self, rows: Sequence[Row]) -> list[ParsedPrompt]:
+    def _parse(self, rows: Sequence[Row]) -> list[AdaptedPrompt]:
         """Parse prompts that are made alike. Raises InvalidRequest if one of them is invalid."""
         first, chat, tokenize = rows[0], self._data.chat_template, self._data.tokenize
         adapters = [self._adapter(row) for row in rows]
         how = dict(first.get("tokenization_kwargs") or {})
         if self._renders(first):
             to_continue = continues(first["messages"])
-            return chat_prompts(
+            parsed = chat_prompts(
                 self._client,
                 [row["messages"] for row in rows],
                 chat_template=chat.chat_template,
@@ -121,15 +122,16 @@ class RowEngine(LLM):
                 continue_final_message=to_continue,
                 tools=None,
                 chat_template_kwargs=chat.chat_template_kwargs,
-                lora_request=adapters,
                 tokenization_kwargs=how,
                 mm_processor_kwargs=first.get("mm_processor_kwargs"),
             )
-        if has_messages(first) and chat.enabled:
-            how.setdefault("add_special_tokens", False)  # they are part of the template's text
-        prefers_text = tokenize.enabled and not tokenize.has_own_actors(self._data)
-        prompts = [prompt_of(row, prefers_text=prefers_text) for row in rows]
-        return completion_prompts(self._client, prompts, adapters, how)
+        else:
+            if has_messages(first) and chat.enabled:
+                how.setdefault("add_special_tokens", False)  # they are part of the template's text
+            prefers_text = tokenize.enabled and not tokenize.has_own_actors(self._data)
+            prompts = [prompt_of(row, prefers_text=prefers_text) for row in rows]
+            parsed = completion_prompts(self._client, prompts, how)
+        return list(zip(parsed, adapters, strict=True))
 
     def _adapter(self, row: Row) -> LoRARequest | None:
         """The adapter that a row names as its model. None: the model itself."""
@@ -148,31 +150,22 @@ class RowEngine(LLM):
                 self._adapters[name] = LoRARequest(name, len(self._adapters) + 1, os.path.abspath(path))
             return self._adapters[name]
 
-    def _outputs(self, prompts: Sequence[Any], params: Sequence[Any]) -> list[RequestOutput | RowError]:
+    def _outputs(self, asks: Sequence[Ask]) -> list[RequestOutput | RowError]:
         """Run requests, and wait for them."""
         collector = Collector()
-        requests = [(uuid.uuid4().hex, *each) for each in zip(prompts, params, strict=True)]
 
-        def submit(several: Sequence[tuple[str, ParsedPrompt, Any]]) -> list[str]:
-            pools = self._data.task_type != "generate"
-            sampling = [PLACEHOLDER if pools else each[2] for each in several]
-            return self._client.submit(
-                [each[1] for each in several],
-                sampling,
-                collector.put,
-                flush_interval_s=coalescing_s(sampling),
-                request_ids=[each[0] for each in several],
-                pooling=[each[2] for each in several] if pools else None,
-            )
+        def submit(several: Sequence[Ask]) -> list[str]:
+            self._client.submit(several, collector.put)
+            return [ask.request_id for ask in several]
 
         try:
-            submitted = _one_by_one(submit, requests)
+            submitted = _one_by_one(submit, asks)
             running = [each for each in submitted if isinstance(each, str)]
             with request_bar(len(running), False) as bar:
                 collector.wait(len(running), bar, lambda: 0)
         except BaseException:
             # the engine must not compute requests that nobody waits for
-            self._client.abort([each[0] for each in requests])
+            self._client.abort([ask.request_id for ask in asks])
             raise
         return [collector.result(each) if isinstance(each, str) else each for each in submitted]
 

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.metadata import version
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 from fastapi import FastAPI, Request
@@ -17,6 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from raycore.client.request_log import RequestLog
 from raycore.errors import InvalidConfig, RaycoreError
 from raycore.server.adapters import AdapterSource
 from raycore.server.added_middleware import add_middleware
@@ -105,9 +106,15 @@ def build_app(
     if adapters is None and (options.lora_modules or options.allowed_lora_directories):
         raise InvalidConfig("lora_modules and allowed_lora_directories: build_app() needs `await load_adapters(...)`")
     if options.log.enable_log_requests:
-        from raycore.server.request_log import LoggedEngine
-
-        engine = cast("ServingEngine", LoggedEngine(engine, options.log))
+        log = options.log
+        engine.watch(
+            RequestLog(
+                engine.get_tokenizer(),
+                outputs=log.enable_log_outputs,
+                deltas=log.enable_log_deltas,
+                max_len=log.max_log_len,
+            )
+        )
     app = FastAPI(
         title="raycore",
         version=version("raycore"),

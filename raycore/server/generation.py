@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from raycore.beam_search import BeamSearchParams
-from raycore.client.inputs import Images, ParsedPrompt
+from raycore.client.ask import Ask
+from raycore.client.inputs import Images, ParsedPrompt, Prompt
 from raycore.client.updates import Streaming
+from raycore.client.watchers import Watcher
 from raycore.config import EngineConfig
 from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidRequest, RequestFailed
@@ -18,14 +20,7 @@ from raycore.lora.request import LoRARequest
 from raycore.messages import Feature, FeatureData
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
-from raycore.outputs import (
-    CompletionOutput,
-    PoolingOutput,
-    PoolingRequestOutput,
-    RequestOutput,
-    SampleLogprobs,
-    WeightVersionSpan,
-)
+from raycore.outputs import CompletionOutput, RequestOutput, SampleLogprobs, WeightVersionSpan
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.beams import beam_params
@@ -40,34 +35,15 @@ T = TypeVar("T")
 class ServingEngine(AsyncCalls, Protocol):
     """The engine interface that the server uses; `AsyncLLM` implements it."""
 
-    def generate(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        stream: Streaming = True,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Yield cumulative outputs, the last of which is finished. `stream` says which.
+    def ask(self, asks: Sequence[Ask]) -> AsyncGenerator[Any, None]:
+        """Run requests, and yield their outputs: see `Streams.ask`. All prompts come this way.
 
-        Raises InvalidRequest if the rank `data_parallel_rank` doesn't exist.
+        Outputs of a request that generates are cumulative, and the last one is finished.
         """
         ...
 
-    async def beam_search(
-        self,
-        prompt: Any,
-        params: BeamSearchParams,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> RequestOutput:
-        """The most likely continuations of a prompt, as the sequences of one output."""
+    def watch(self, watcher: Watcher) -> None:
+        """Have somebody see the requests that come from now on."""
         ...
 
     def check(
@@ -84,19 +60,6 @@ class ServingEngine(AsyncCalls, Protocol):
     @property
     def named_prompts(self) -> Mapping[str, str]:
         """What the checkpoint wants before texts, by name, such as `query`. Empty: it says nothing of that."""
-        ...
-
-    async def encode_all(
-        self,
-        prompts: Sequence[Any],
-        pooling_params: PoolingParams | None = None,
-        request_ids: Sequence[str] | None = None,
-        lora_request: LoRARequest | None = None,
-        priority: int = 0,
-        *,
-        data_parallel_rank: int | None = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        """The results of prompts, if the model pools. If one fails, or the call is cancelled, all are aborted."""
         ...
 
     def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams) -> None:
@@ -318,30 +281,16 @@ def usage(prompt_outputs: Sequence[RequestOutput]) -> dict[str, Any]:
 
 
 async def _last(engine: ServingEngine, job: Job) -> RequestOutput:
-    if job.beams is not None:
-        return await _best(engine, job, job.beams)
     async with aclosing(_outputs(engine, job, stream=False)) as outputs:
         last = await anext(outputs)
     assert last.finished
+    if job.beams is not None and job.params.logprobs is None:
+        for sequence in last.outputs:
+            sequence.logprobs = None
     return last
 
 
-async def _best(engine: ServingEngine, job: Job, beams: BeamSearchParams) -> RequestOutput:
-    output = await engine.beam_search(
-        _prompt(job),
-        beams,
-        job.request_id,
-        job.priority,
-        data_parallel_rank=job.data_parallel_rank,
-        lora_request=job.lora,
-    )
-    if job.params.logprobs is None:
-        for sequence in output.outputs:
-            sequence.logprobs = None
-    return output
-
-
-def _prompt(job: Job) -> Any:
+def _prompt(job: Job) -> Prompt | ParsedPrompt:
     if not job.features:
         return {"prompt_token_ids": job.token_ids, "cache_salt": job.cache_salt}
     return ParsedPrompt(
@@ -355,16 +304,9 @@ def _prompt(job: Job) -> Any:
 
 
 def _outputs(engine: ServingEngine, job: Job, *, stream: Streaming) -> AsyncGenerator[RequestOutput, None]:
-    prompt = _prompt(job)
-    outputs = engine.generate(
-        prompt,
-        job.params,
-        job.request_id,
-        job.priority,
-        stream=stream,
-        data_parallel_rank=job.data_parallel_rank,
-        lora_request=job.lora,
-    )
+    params = job.params if job.beams is None else job.beams
+    ask = Ask(_prompt(job), params, job.request_id, job.priority, stream, job.data_parallel_rank, job.lora)
+    outputs = engine.ask([ask])
     return outputs if job.params.structured_outputs is None else _naming_constraint(outputs, job.constraint_param)
 
 

@@ -15,10 +15,10 @@ ended.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Protocol, cast
+from typing import Protocol
 
 from fastapi import FastAPI
 from opentelemetry import trace
@@ -32,7 +32,9 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.beam_search import BeamSearchParams
-from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.client.ask import Ask
+from raycore.client.watchers import Note, Watcher
+from raycore.outputs import RequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.adapters import AdapterSource
@@ -41,7 +43,6 @@ from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
 from raycore.server.responses.store import ResponseStore
-from raycore.server.watched_engine import Asked, WatchedEngine
 
 _TRACED_PATHS = frozenset(paths_with(Rule.TRACED))
 
@@ -91,9 +92,9 @@ def build_traced_app(
 ) -> FastAPI:
     """Build the application. Its requests create spans, which `provider` exports. The rest is as for `build_app`."""
     tracer = provider.get_tracer("raycore")
-    # it forwards what it doesn't have
-    traced = cast("ServingEngine", TracedEngine(engine, tracer, options.served_model_names[0]))
-    app = build_app(traced, options, adapters, response_store)
+    engine.trace_requests()
+    engine.watch(RequestTraces(tracer, options.served_model_names[0]))
+    app = build_app(engine, options, adapters, response_store)
     app.add_middleware(TraceRequests, tracer=tracer)
     return app
 
@@ -128,25 +129,26 @@ class TraceRequests:
             await self._app(scope, receive, watching)
 
 
-class TracedEngine(WatchedEngine):
-    """An engine whose requests create spans. A request's span is a child of the span that is current at its start."""
+class RequestTraces(Watcher):
+    """Creates spans for the requests of an engine. Each is a child of the span that is current at its start."""
 
-    def __init__(self, engine: TraceableEngine, tracer: Tracer, model_name: str) -> None:
-        super().__init__(engine)
+    def __init__(self, tracer: Tracer, model_name: str) -> None:
         self._tracer = tracer
         self._model_name = model_name
-        engine.trace_requests()
+
+    def watching(self, asks: Sequence[Ask]) -> AbstractContextManager[Note]:
+        return self._pooling(asks) if isinstance(asks[0].params, PoolingParams) else self._generation(asks[0])
 
     @contextmanager
-    def _generation(self, asked: Asked) -> Generator[Callable[[RequestOutput], None]]:
+    def _generation(self, ask: Ask) -> Generator[Note]:
         last: RequestOutput | None = None
 
         def note(output: RequestOutput) -> None:
             nonlocal last
             last = output
 
-        with self._span("generate", "text_completion", asked) as span:
-            span.set_attributes(_asked(asked.params))
+        with self._span("generate", "text_completion", ask) as span:
+            span.set_attributes(_asked(ask.params))
             try:
                 yield note
             finally:
@@ -155,21 +157,20 @@ class TracedEngine(WatchedEngine):
                     self._add_phases(span, last)
 
     @contextmanager
-    def _pooling(self, asked: Asked) -> Generator[Callable[[list[PoolingRequestOutput[PoolingOutput]]], None]]:
-        with self._span("encode", "embeddings", asked) as span:
-            if isinstance(asked.params, PoolingParams) and asked.params.task is not None:
-                span.set_attribute("raycore.task", asked.params.task)
-
-            def note(results: list[PoolingRequestOutput[PoolingOutput]]) -> None:
-                num_tokens = sum(len(result.prompt_token_ids) for result in results)
-                span.set_attributes({"raycore.num_prompts": len(results), "gen_ai.usage.input_tokens": num_tokens})
-
-            yield note
+    def _pooling(self, asks: Sequence[Ask]) -> Generator[Note]:
+        params = asks[0].params
+        with self._span("encode", "embeddings", asks[0]) as span:
+            if isinstance(params, PoolingParams) and params.task is not None:
+                span.set_attribute("raycore.task", params.task)
+            results: list[RequestOutput] = []
+            yield results.append
+            num_tokens = sum(len(result.prompt_token_ids) for result in results)
+            span.set_attributes({"raycore.num_prompts": len(results), "gen_ai.usage.input_tokens": num_tokens})
 
     @contextmanager
-    def _span(self, name: str, operation: str, asked: Asked) -> Generator[Span]:
+    def _span(self, name: str, operation: str, ask: Ask) -> Generator[Span]:
         """The span of a call, which isn't the current one: calls of one request overlap."""
-        model_name = self._model_name if asked.lora is None else asked.lora.lora_name
+        model_name = self._model_name if ask.lora is None else ask.lora.lora_name
         span = self._tracer.start_span(name)
         span.set_attributes({"gen_ai.operation.name": operation, "gen_ai.request.model": model_name})
         try:

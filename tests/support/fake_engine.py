@@ -9,22 +9,25 @@ import asyncio
 import inspect
 import itertools
 import time
-import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from asks import checked
 from metric_views import make_view
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from raycore.activity import PauseMode
 from raycore.beam_search import BeamSearchParams
+from raycore.client.ask import Ask
 from raycore.client.inputs import Images, OnlyText, parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.pooling import PLACEHOLDER, resolved
-from raycore.client.updates import Streaming
+from raycore.client.watchers import Watcher, Watchers
 from raycore.config import EngineConfig, resolve
 from raycore.config.profiler import checked_prefix
 from raycore.control.calls import AsyncCalls
@@ -98,7 +101,7 @@ class FakeEngine(AsyncCalls):
         self.max_http_logprobs = 20
         self.pooling_spec = pooling
         self.named_prompts: dict[str, str] = {}
-        self.prompts: list[dict[str, Any]] = []
+        self.prompts: list[Any] = []
         """The prompts to pool."""
         self.pooling_params: list[PoolingParams] = []
         self.before_result: Callable[[], Any] = lambda: None
@@ -125,6 +128,7 @@ class FakeEngine(AsyncCalls):
         the times in the outputs' `metrics` and `trace`."""
         self._metrics = make_view(0) if metrics is None else metrics
         self._is_tracing = False
+        self._watchers = Watchers()
         self._seq_ids = itertools.count()
         self._vocab_size = VOCAB_SIZE if tokenizer is None else tokenizer.vocab_size
         self._limits = RequestLimits(self._vocab_size, max_model_len, block_size=16, num_blocks=1000)
@@ -196,20 +200,29 @@ class FakeEngine(AsyncCalls):
     ) -> None:
         self._limits.check(prompt_token_ids, sampling_params, features=features)
 
-    async def beam_search(
-        self,
-        prompt: Any,
-        params: BeamSearchParams,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> RequestOutput:
+    def watch(self, watcher: Watcher) -> None:
+        self._watchers.add(watcher)
+
+    async def ask(self, asks: Sequence[Ask]) -> AsyncGenerator[Any, None]:
+        parsed = [replace(ask, prompt=parse_prompts([ask.prompt], self.tokenizer)[0]) for ask in asks]
+        first = self._watchers.wanted(parsed[0])
+        with self._watchers.watch([first, *parsed[1:]]) as watch:
+            if isinstance(first.params, BeamSearchParams):
+                outputs = self._best(first, first.params)
+            elif isinstance(first.params, PoolingParams):
+                self.prompts += [ask.prompt for ask in asks]
+                outputs = self._pooled(parsed, first.params)
+            else:
+                outputs = self._generated(first, first.params)
+            async with aclosing(outputs):
+                async for output in outputs:
+                    watch.note(output)
+                    yield output
+
+    async def _best(self, ask: Ask, params: BeamSearchParams) -> AsyncGenerator[RequestOutput, None]:
         """The engine's text, as often as there are beams, each with another log probability."""
-        (parsed,) = parse_prompts([prompt], self.tokenizer)
         self.beams.append(params)
-        self.cache_salts.append(parsed.cache_salt)
+        self.cache_salts.append(ask.parsed.cache_salt)
         ids = self.tokenizer.encode(self.text)[: params.max_tokens]
         outputs: list[CompletionOutput] = []
         for index in range(params.beam_width):
@@ -218,80 +231,57 @@ class FakeEngine(AsyncCalls):
             outputs.append(
                 CompletionOutput(index, text, ids, -float(index), logprobs, finish_reason="stop", stop_reason=2)
             )
-        return RequestOutput(request_id or "", None, parsed.token_ids, outputs=outputs, finished=True)
+        yield RequestOutput(ask.request_id, None, ask.parsed.token_ids, outputs=outputs, finished=True)
 
     def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams) -> None:
         assert self.pooling_spec is not None
         self._limits.check(prompt_token_ids, PLACEHOLDER, resolved(pooling_params, None, self.pooling_spec))
 
-    async def encode_all(
-        self,
-        prompts: Sequence[Any],
-        pooling_params: PoolingParams | None = None,
-        request_ids: Sequence[str] | None = None,
-        lora_request: LoRARequest | None = None,
-        priority: int = 0,
-        *,
-        data_parallel_rank: int | None = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+    async def _pooled(self, asks: Sequence[Ask], given: PoolingParams) -> AsyncGenerator[Any, None]:
         assert self.pooling_spec is not None
-        assert request_ids is not None
-        params = resolved(pooling_params, None, self.pooling_spec)
-        if data_parallel_rank not in (None, 0, 1):
-            raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} isn't 0 or 1")
-        self.prompts += prompts
-        self.pooling_params += [params] * len(prompts)
-        self.request_ids += request_ids
-        self.cache_salts += [prompt.get("cache_salt") for prompt in prompts]
-        self.dp_ranks += [data_parallel_rank] * len(prompts)
-        self.loras += [lora_request] * len(prompts)
+        params = resolved(given, None, self.pooling_spec)
+        self._note(asks)
+        self.pooling_params += [params] * len(asks)
         self.num_underway += 1
         results: list[PoolingRequestOutput[PoolingOutput]] = []
         try:
-            for request_id, prompt in zip(request_ids, prompts, strict=True):
+            for ask in asks:
                 pause = self.before_result()
                 await (pause if pause is not None else asyncio.sleep(0))
-                ids = prompt["prompt_token_ids"]
+                ids = ask.parsed.token_ids
                 data = PoolingOutput(pooled(self.pooling_spec, ids, params))
-                results.append(PoolingRequestOutput(request_id, data, ids, num_cached_tokens=0))
+                results.append(PoolingRequestOutput(ask.request_id, data, ids, num_cached_tokens=0))
         finally:
             self.num_underway -= 1
-            if len(results) < len(prompts):
-                self.aborted += request_ids
-        return results
+            if len(results) < len(asks):
+                self.aborted += [ask.request_id for ask in asks]
+        for result in results:
+            yield result
 
-    async def generate(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        stream: Streaming = True,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        params = sampling_params or SamplingParams()
-        (parsed,) = parse_prompts([prompt], self.tokenizer)
-        if data_parallel_rank not in (None, 0, 1):
-            raise InvalidRequest(f"data_parallel_rank={data_parallel_rank} isn't 0 or 1")
-        self.asked.append(parsed.token_ids)
-        self.cache_salts.append(parsed.cache_salt)
-        self.dp_ranks.append(data_parallel_rank)
-        self.loras.append(lora_request)
-        request_id = request_id or uuid.uuid4().hex
+    def _note(self, asks: Sequence[Ask]) -> None:
+        for ask in asks:
+            if ask.data_parallel_rank not in (None, 0, 1):
+                raise InvalidRequest(f"data_parallel_rank={ask.data_parallel_rank} isn't 0 or 1")
+            self.request_ids.append(ask.request_id)
+            self.cache_salts.append(ask.parsed.cache_salt)
+            self.dp_ranks.append(ask.data_parallel_rank)
+            self.loras.append(ask.lora)
+
+    async def _generated(self, ask: Ask, params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        self._note([ask])
+        prompt, request_id = ask.parsed.token_ids, ask.request_id
+        self.asked.append(prompt)
         self.params.append(params)
-        self.request_ids.append(request_id)
         seq_ids = [next(self._seq_ids) for _ in range(params.n)]
         arrival_s = time.monotonic()
         steps_end_s = itertools.count(arrival_s + self.queue_s + self.step_s, self.step_s)
         assembler = OutputProcessor(self.tokenizer, clock=itertools.chain([arrival_s], steps_end_s).__next__)
         assembler.is_tracing = self._is_tracing
-        assembler.add(request_id, None, parsed.token_ids, params, seq_ids, stream)
+        assembler.add(checked(request_id, prompt, params, stream=ask.stream), seq_ids)
         self.num_underway += 1
         is_finished = False
         try:
-            for index, batch in enumerate(self._batches(parsed.token_ids, params, seq_ids)):
+            for index, batch in enumerate(self._batches(prompt, params, seq_ids)):
                 pause = self.at_token(index)
                 await (pause if pause is not None else asyncio.sleep(0))
                 for update in assembler.process(batch).updates:
@@ -300,7 +290,7 @@ class FakeEngine(AsyncCalls):
                     assert update.output is not None
                     is_finished = update.output.finished
                     if update.output.trace is not None:
-                        update.output.trace.dp_rank = data_parallel_rank or 0
+                        update.output.trace.dp_rank = ask.data_parallel_rank or 0
                     yield update.output
                 if is_finished:
                     return

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 from waiting import LONG_S
 
-from raycore import AsyncLLM, SamplingParams
+from raycore import AsyncLLM
 
 
 def engine(**parts: object) -> AsyncLLM:
@@ -43,18 +43,6 @@ def test_an_async_call_blocks_no_event_loop_and_continues_when_it_is_cancelled()
     asyncio.run(scenario())
     may_end.set()
     assert has_ended.wait(LONG_S)
-
-
-def test_requests_are_logged_if_the_engines_arguments_ask_for_it(caplog) -> None:
-    llm = engine()
-    llm._streams = SimpleNamespace(generate=lambda *_, **__: "outputs")  # pyright: ignore
-    with caplog.at_level("INFO", logger="raycore.llm"):
-        assert llm.generate("x", SamplingParams(max_tokens=3), "one") == "outputs"
-        assert caplog.messages == []
-        llm._logs_requests = True  # pyright: ignore
-        llm.generate("x", SamplingParams(max_tokens=3), "two")
-    [message] = caplog.messages
-    assert message.startswith("request two: SamplingParams(")
 
 
 def test_the_state_of_an_engine_has_vllms_names() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 from raycore import LLM, AsyncLLM, LLMEngine, LoRARequest, PoolingParams, SamplingParams
+from raycore.client.ask import Ask
 from raycore.client.inputs import OnlyText
 from raycore.client.request_state import PooledOutput
 from raycore.client.updates import Update
@@ -34,27 +36,28 @@ class Client:
     def __init__(self, tokenizer: Any, pooling: Any = None) -> None:
         self.tokenizer = tokenizer
         self.pooling = pooling
-        self.submitted: list[dict[str, Any]] = []
+        self.submitted: list[Sequence[Ask]] = []
         self.aborted: list[str] = []
         self.fails = ""
         self.error: Exception = RequestFailed("it failed")
 
-    def submit(self, prompts: Any, params: Any, sink: Any, **options: Any) -> list[str]:
-        self.submitted.append({"prompts": prompts, "params": params, **options})
-        for request_id, prompt in zip(options["request_ids"], prompts, strict=True):
+    @property
+    def checks(self) -> Any:
+        return self
+
+    def submit(self, asks: Sequence[Ask], sink: Any) -> None:
+        self.submitted.append(asks)
+        for ask in asks:
+            request_id, prompt = ask.request_id, ask.parsed
             token_ids = prompt.token_ids
             if prompt.text is not None and prompt.text == self.fails:
                 sink([Update(request_id, error=self.error)])
-            elif options.get("pooling"):
+            elif isinstance(ask.params, PoolingParams):
                 data = np.zeros(1, np.float32)
                 sink([Update(request_id, PooledOutput(request_id, None, token_ids, finished=True, data=data))])
             else:
                 part = CompletionOutput(0, "x", [len(token_ids)], finish_reason="length")
                 sink([Update(request_id, RequestOutput(request_id, None, token_ids, outputs=[part], finished=True))])
-        return options["request_ids"]
-
-    def resolved_pooling(self, params: PoolingParams, task: str | None = None) -> PoolingParams:
-        return params
 
     def abort(self, request_ids: list[str], notify: bool = False) -> None:
         self.aborted += request_ids
@@ -92,10 +95,10 @@ def test_requests_are_added_and_stepped(engine: LLMEngine, client: Client) -> No
     assert isinstance(output, RequestOutput)
     assert output.request_id == "1"
     assert not engine.has_unfinished_requests()
-    [given] = client.submitted
-    assert (given["stream"], given["priorities"], given["prompts"][0].lora) == (True, [3], adapter)
+    [[ask]] = client.submitted
+    assert (ask.stream, ask.priority, ask.lora) == (True, 3, adapter)
     engine.add_request("1", IDS, SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY))
-    assert not client.submitted[1]["stream"]
+    assert not client.submitted[1][0].stream
     engine.abort_request("1")
     engine.abort_request(["1", "2"])
     assert client.aborted == ["1"]
@@ -107,7 +110,7 @@ def test_tokenization_of_a_request_can_be_chosen(engine: LLMEngine, client: Clie
     engine.add_request(
         "2", {"prompt_token_ids": [1, 2, 3]}, SamplingParams(), tokenization_kwargs={"truncate_prompt_tokens": 2}
     )
-    assert [len(each["prompts"][0].token_ids) for each in client.submitted] == [3, 2]
+    assert [len(ask.parsed.token_ids) for [ask] in client.submitted] == [3, 2]
     with pytest.raises(InvalidRequest, match="tokenization_kwargs has 'x'"):
         engine.add_request("3", IDS, SamplingParams(), tokenization_kwargs={"x": 1})
 
@@ -119,7 +122,7 @@ def test_requests_may_pool(tokenizer: Any) -> None:
     engine.add_request("1", IDS, PoolingParams(task="embed"))
     [output] = engine.step()
     assert isinstance(output, PoolingRequestOutput)
-    assert client.submitted[0]["pooling"] == [PoolingParams(task="embed")]
+    assert client.submitted[0][0].params == PoolingParams(task="embed")
 
 
 def test_wrong_arguments_are_refused_by_name(engine: LLMEngine) -> None:
@@ -136,8 +139,8 @@ def test_wrong_arguments_are_refused_by_name(engine: LLMEngine) -> None:
 def test_queued_requests_are_returned_in_order_and_only_once(llm: LLM, client: Client) -> None:
     ids = llm.enqueue(["the fox", "the"], SamplingParams(max_tokens=1), priority=2)
     ids += llm.enqueue(IDS)
-    assert client.submitted[0]["priorities"] == [2, 2]
-    assert client.submitted[1]["params"][0].top_k == 3
+    assert [ask.priority for ask in client.submitted[0]] == [2, 2]
+    assert client.submitted[1][0].params.top_k == 3  # pyright: ignore
     [other] = llm.generate([[7]], use_tqdm=False)
     assert other.prompt_token_ids == [7]
     outputs = llm.wait_for_completion(use_tqdm=False)
@@ -176,11 +179,11 @@ def test_conversations_are_queued_as_prompts(llm: LLM, client: Client) -> None:
     chats = [[{"role": "user", "content": text}] for text in ("the fox", "the")]
     llm.enqueue_chat(chats, chat_template=template)
     llm.chat(chats[0], chat_template=template, use_tqdm=False, chat_template_content_format="string", priority=1)
-    texts = [[prompt.text for prompt in each["prompts"]] for each in client.submitted]
+    texts = [[ask.parsed.text for ask in asks] for asks in client.submitted]
     assert texts == [["the fox", "the"], ["the fox"]]
     client.chat_template = template + "!"
     llm.chat(chats[0], use_tqdm=False)
-    assert client.submitted[-1]["prompts"][0].text == "the fox!"
+    assert client.submitted[-1][0].parsed.text == "the fox!"
     with pytest.raises(InvalidRequest, match="chat_template_content_format='x' isn't one of 'auto'"):
         llm.chat(chats[0], chat_template=template, chat_template_content_format="x")
 
@@ -188,7 +191,7 @@ def test_conversations_are_queued_as_prompts(llm: LLM, client: Client) -> None:
 def test_a_call_has_one_priority_or_one_for_each_prompt(llm: LLM, client: Client) -> None:
     llm.generate([IDS, IDS], priority=-1, use_tqdm=False)
     llm.generate([IDS, IDS], priority=[4, 5], use_tqdm=False)
-    assert [each["priorities"] for each in client.submitted] == [[-1, -1], [4, 5]]
+    assert [[ask.priority for ask in asks] for asks in client.submitted] == [[-1, -1], [4, 5]]
     with pytest.raises(InvalidRequest, match="1 priorities for 2 prompts"):
         llm.generate([IDS, IDS], priority=[4], use_tqdm=False)
 

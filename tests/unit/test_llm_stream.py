@@ -15,7 +15,7 @@ def test_an_output_that_comes_after_the_last_update_is_ignored() -> None:
     def update(num_tokens: int, finished: bool) -> Update:
         return Update("a", RequestOutput("a", None, [1], None, [CompletionOutput(0, "", [5] * num_tokens)], finished))
 
-    def submit(prompts: object, params: object, sink: Sink, **options: object) -> None:
+    def submit(asks: object, sink: Sink) -> None:
         sink([update(2, finished=True)])
         sink([update(1, finished=False)])
 

@@ -15,6 +15,7 @@ import pytest
 import raycore
 from raycore import LLM, AsyncLLM, EngineArgs, LLMEngine, LoRARequest, SamplingParams
 from raycore.beam_search import BeamSearchParams
+from raycore.client.ask import Ask
 from raycore.data import ProcessorConfig, build_processor
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, InvalidRequest, PlacementShortage
@@ -32,7 +33,7 @@ MODELS = [{"model_loading_config": {"model_id": "m"}, "engine_kwargs": {"tensor_
 def without_engine(kind: type[Any]) -> Any:
     """An engine whose requests are refused before they reach its ranks."""
     llm = object.__new__(kind)
-    llm._client = SimpleNamespace(tokenizer=None, images=None, max_model_len=8)
+    llm._client = SimpleNamespace(tokenizer=None, images=None, checks=SimpleNamespace(max_model_len=8))
     return llm
 
 
@@ -88,7 +89,7 @@ def test_a_mistake_of_a_stream_shows_no_more_than_its_generator():
 
     async def generate() -> None:
         client = SimpleNamespace(tokenizer=None, images=None, stream_interval=1)
-        async for _ in Streams(client).generate("a", SamplingParams(), request_id=7):  # pyright: ignore
+        async for _ in Streams(client).ask([Ask("a", SamplingParams(), 7)]):  # pyright: ignore
             pass
 
     with pytest.raises(ValueError, match="request_id=7") as caught:

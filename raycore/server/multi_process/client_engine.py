@@ -7,20 +7,18 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from raycore.beam_search import BeamSearchParams
 from raycore.checkpoint.sentence_transformers import read_prompts
+from raycore.client.ask import Ask
 from raycore.client.client import EngineClient
-from raycore.client.inputs import Images, ParsedPrompt, Prompt
+from raycore.client.inputs import Images, ParsedPrompt
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.streams import Streams
-from raycore.client.updates import Streaming
+from raycore.client.watchers import Watcher
 from raycore.config import EngineConfig
 from raycore.control.calls import AsyncCalls
-from raycore.lora.request import LoRARequest
 from raycore.messages import Feature
 from raycore.metrics.view import MetricsView
 from raycore.models.pooling import PoolingSpec
-from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.own_process import OwnProcess
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
@@ -45,77 +43,23 @@ class ClientEngine(OwnProcess, AsyncCalls):
         self.on_http_counts: Callable[[HttpCounts], object] = lambda counts: None
         """Gets the sum of all API servers' HTTP counts whenever the metrics are read."""
 
-    def generate(
-        self,
-        prompt: Any,
-        sampling_params: SamplingParams | None = None,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        stream: Streaming = True,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        params = sampling_params or SamplingParams(**self.default_sampling_params)
-        return self._streams.generate(
-            prompt,
-            params,
-            request_id,
-            priority,
-            stream=stream,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-        )
+    def ask(self, asks: Sequence[Ask]) -> AsyncGenerator[Any, None]:
+        return self._streams.ask(asks)
 
-    async def beam_search(
-        self,
-        prompt: Any,
-        params: BeamSearchParams,
-        request_id: str | None = None,
-        priority: int = 0,
-        *,
-        data_parallel_rank: int | None = None,
-        lora_request: LoRARequest | None = None,
-    ) -> RequestOutput:
-        return await self._streams.beam_search(
-            prompt,
-            params,
-            request_id,
-            priority,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-        )
-
-    async def encode_all(
-        self,
-        prompts: Sequence[Prompt | ParsedPrompt],
-        pooling_params: PoolingParams | None = None,
-        request_ids: Sequence[str] | None = None,
-        lora_request: LoRARequest | None = None,
-        priority: int = 0,
-        *,
-        data_parallel_rank: int | None = None,
-    ) -> list[PoolingRequestOutput[PoolingOutput]]:
-        return await self._streams.encode_all(
-            prompts,
-            pooling_params,
-            request_ids,
-            priority,
-            data_parallel_rank=data_parallel_rank,
-            lora_request=lora_request,
-        )
+    def watch(self, watcher: Watcher) -> None:
+        self._streams.watchers.add(watcher)
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
-        return supported_tasks(self._client.pooling)
+        return supported_tasks(self._client.checks.pooling)
 
     def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams | None = None) -> None:
-        resolved = self._client.resolved_pooling(pooling_params)
-        self._client.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
+        resolved = self._client.checks.resolved_pooling(pooling_params)
+        self._client.checks.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
 
     @property
     def pooling_spec(self) -> PoolingSpec | None:
         """What the model pools, with its tasks and classes. None: it generates."""
-        return self._client.pooling
+        return self._client.checks.pooling
 
     @property
     def named_prompts(self) -> Mapping[str, str]:
@@ -125,7 +69,7 @@ class ClientEngine(OwnProcess, AsyncCalls):
     def check(
         self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
     ) -> None:
-        self._client.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
+        self._client.checks.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
 
     @property
     def images(self) -> Images:
@@ -170,7 +114,7 @@ class ClientEngine(OwnProcess, AsyncCalls):
     @property
     def max_model_len(self) -> int:
         """Maximum number of tokens of a request's prompt and output together."""
-        return self._client.max_model_len
+        return self._client.checks.max_model_len
 
     @property
     def unavailable_reason(self) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from raycore.client.ask import Ask
 from raycore.outputs import PoolingOutput, PoolingRequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.server.generation import ServingEngine
@@ -47,15 +48,13 @@ class Pooled:
 
     async def answer(self) -> Answer:
         """Run the request. If the call is cancelled, or a prompt fails, all prompts are aborted."""
-        count = len(self.prompts)
-        results = await self.engine.encode_all(
-            self.prompts,
-            self.params,
-            [self.id] if count == 1 else [f"{self.id}-{index}" for index in range(count)],
-            self.model.lora,
-            self.request.priority,
-            data_parallel_rank=self.request.data_parallel_rank,
-        )
+        count, request = len(self.prompts), self.request
+        ids = [self.id] if count == 1 else [f"{self.id}-{index}" for index in range(count)]
+        asks = [
+            Ask(prompt, self.params, name, request.priority, False, request.data_parallel_rank, self.model.lora)
+            for prompt, name in zip(self.prompts, ids, strict=True)
+        ]
+        results = [each async for each in self.engine.ask(asks)]
         if sum(result.outputs.data.size for result in results) <= _FEW_NUMBERS:
             return self.respond(self, results)
         return await asyncio.to_thread(self.respond, self, results)

@@ -52,23 +52,14 @@ class Engine:
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
-    async def generate(
-        self,
-        prompt,
-        sampling_params=None,
-        request_id=None,
-        priority=0,
-        *,
-        stream=True,
-        data_parallel_rank=None,
-        lora_request=None,
-    ):
+    async def ask(self, asks):
+        (ask,) = asks
         self._num_requests += 1
         self.on_request(self, self._num_requests)
         reason = "abort" if self.signals else "stop"
-        ids = prompt["prompt_token_ids"]
+        ids = ask.prompt["prompt_token_ids"]
         part = CompletionOutput(0, "x", ids, finish_reason=reason)
-        yield RequestOutput(request_id, None, ids, outputs=[part], finished=True)
+        yield RequestOutput(ask.request_id, None, ids, outputs=[part], finished=True)
 
     def shutdown(self) -> None:
         self.is_shut_down = True

@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from raycore.beam_search import BeamSearchParams
+from raycore.client.ask import Ask
 from raycore.client.beams import BeamSearch
 from raycore.client.inputs import ParsedPrompt
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest
+from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, Logprob, RequestOutput
 from raycore.text.tokenizer import Tokenizer
 
 PROMPT, EOS, VOCABULARY = [7, 3], 0, 5
+ADAPTER = LoRARequest("a", 1, "/a")
 TOKENIZER = Tokenizer.from_dir(demo_model_path())
 
 
@@ -35,14 +38,18 @@ def answer(prompt: ParsedPrompt, num_logprobs: int, reason: str = "length") -> R
     return RequestOutput("x", None, prompt.token_ids, outputs=[output], finished=True)
 
 
+def asked(prompt: ParsedPrompt, **params: Any) -> Ask:
+    return Ask(prompt, BeamSearchParams(**params), "id", priority=3, stream=True, lora=ADAPTER)
+
+
 def search(max_model_len: int = 100, prompt: list[int] = PROMPT, **params: Any) -> tuple[BeamSearch, int]:
     """A finished search, and the number of its steps."""
-    made = BeamSearch(ParsedPrompt(None, prompt), BeamSearchParams(**params), [EOS], VOCABULARY, max_model_len)
+    made = BeamSearch(asked(ParsedPrompt(None, prompt), **params), [EOS], VOCABULARY, max_model_len)
     num_steps = 0
-    while made.prompts:
+    while made.asks:
         num_logprobs = made.step_params.logprobs
         assert num_logprobs is not None
-        made.take([answer(each, num_logprobs) for each in made.prompts])
+        made.take([answer(each.parsed, num_logprobs) for each in made.asks])
         num_steps += 1
     return made, num_steps
 
@@ -114,7 +121,7 @@ def test_one_beam_is_greedy() -> None:
 def test_outputs_have_no_prompt_and_the_end_of_sequence_only_if_asked() -> None:
     for included in (False, True):
         made, _ = search(beam_width=4, max_tokens=4, include_stop_str_in_output=included)
-        output = made.output("id", TOKENIZER)
+        output = made.output(TOKENIZER)
         assert (output.request_id, output.prompt_token_ids, output.finished) == ("id", PROMPT, True)
         assert [each.index for each in output.outputs] == [0, 1, 2, 3]
         assert {each.finish_reason for each in output.outputs} == {"stop", "length"}
@@ -133,20 +140,22 @@ def test_sequences_are_as_long_as_the_model_allows() -> None:
 
 
 def test_an_aborted_request_ends_the_search() -> None:
-    made = BeamSearch(ParsedPrompt(None, PROMPT), BeamSearchParams(2, 5), [EOS], VOCABULARY, 100)
-    made.take([answer(each, 4) for each in made.prompts])
-    made.take([answer(each, 4, "abort" if index else "length") for index, each in enumerate(made.prompts)])
-    assert not made.prompts
+    made = BeamSearch(asked(ParsedPrompt(None, PROMPT), beam_width=2, max_tokens=5), [EOS], VOCABULARY, 100)
+    made.take([answer(each.parsed, 4) for each in made.asks])
+    made.take([answer(each.parsed, 4, "abort" if index else "length") for index, each in enumerate(made.asks)])
+    assert not made.asks
     assert "abort" in {each.finish_reason for each in made.sequences(TOKENIZER)}
 
 
 def test_requests_keep_what_the_prompt_has() -> None:
     prompt = ParsedPrompt("text", PROMPT, cache_salt="salt", has_unknown_tokens=True)
-    made = BeamSearch(prompt, BeamSearchParams(2, 5), [EOS], 200_000, 100)
+    made = BeamSearch(asked(prompt, beam_width=2, max_tokens=5), [EOS], 200_000, 100)
     assert made.step_params.logprobs == 4
-    made.take([answer(each, 4) for each in made.prompts])
-    assert [each.cache_salt for each in made.prompts] == ["salt", "salt"]
-    assert all(each.token_ids[:2] == PROMPT and len(each.token_ids) == 3 for each in made.prompts)
+    made.take([answer(each.parsed, 4) for each in made.asks])
+    assert [each.parsed.cache_salt for each in made.asks] == ["salt", "salt"]
+    assert all(each.parsed.token_ids[:2] == PROMPT and len(each.parsed.token_ids) == 3 for each in made.asks)
+    assert [each.request_id for each in made.asks] == ["id-1-0", "id-1-1"]
+    assert all((each.priority, each.lora, each.stream) == (3, ADAPTER, False) for each in made.asks)
 
 
 @pytest.mark.parametrize(

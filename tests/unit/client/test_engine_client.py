@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from asks import asks
 from configs import SPEC, make_config
 from fake_streams import FakeStream
 from waiting import LONG_S
 
 from raycore.client import rank_connections
 from raycore.client.client import EngineClient
-from raycore.client.inputs import ParsedPrompt
 from raycore.engine.rank_events import EngineLost, RankUp
 from raycore.errors import EngineDeadError
 from raycore.messages import EngineInfo
@@ -19,8 +19,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
 INFO = EngineInfo(0, 0, "", 1000, 16, 256, "float32", {}, [])
-PROMPTS = [ParsedPrompt(None, [5, 6, 7]), ParsedPrompt(None, [8])]
-PARAMS = [SamplingParams(max_tokens=4)] * 2
+ASKS = asks("a", "b", params=SamplingParams(max_tokens=4))
 
 
 @pytest.fixture
@@ -37,10 +36,10 @@ def test_a_request_that_could_not_be_sent_to_its_rank_is_not_unfinished(
     with monkeypatch.context() as patched:
         patched.setattr(client._connections, "submit", fail)
         with pytest.raises(MemoryError):
-            client.submit(PROMPTS, PARAMS, print, request_ids=["a", "b"])
+            client.submit(ASKS, print)
     assert client.num_unfinished_requests == 0
     # its ids are free, and nothing keeps the engine from coming to an end
-    client.submit(PROMPTS, PARAMS, print, request_ids=["a", "b"])
+    client.submit(ASKS, print)
     client.abort(["a", "b"])
     assert client.drain(0.0)
 
@@ -48,7 +47,7 @@ def test_a_request_that_could_not_be_sent_to_its_rank_is_not_unfinished(
 def test_a_draining_client_refuses_new_requests(client: EngineClient) -> None:
     assert client.drain(0.0)
     with pytest.raises(EngineDeadError, match="draining"):
-        client.submit(PROMPTS, PARAMS, print)
+        client.submit(ASKS, print)
 
 
 class _Outputs:
@@ -87,7 +86,7 @@ def test_a_failure_raised_to_many_callers_does_not_collect_their_frames(client: 
 
     def depth() -> int:
         with pytest.raises(EngineDeadError) as raised:
-            client.submit(PROMPTS, PARAMS, print)
+            client.submit(ASKS, print)
         return len(raised.traceback)
 
     assert depth() == depth() == depth()

@@ -63,7 +63,7 @@ def test_a_prompt_with_half_of_a_surrogate_pair_is_refused(tokenizer, prompt: An
 
 
 def test_priorities_are_taken_as_a_list_with_one_for_each_prompt():
-    assert priorities_for_each(None, 2) is None
+    assert priorities_for_each(None, 2) == [0, 0]
     assert priorities_for_each([1, -(2**63)], 2) == [1, -(2**63)]
     assert priorities_for_each((3,), 1) == [3]
     assert priorities_for_each(3, 2) == [3, 3]

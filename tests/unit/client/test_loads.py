@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import uuid
 from types import SimpleNamespace
 
 import pytest
+from asks import asks
 from configs import make_config
 from fake_streams import FakeStream
 from waiting import LONG_S, eventually
 
 from raycore.client import rank_connections
 from raycore.client.client import EngineClient
-from raycore.client.inputs import ParsedPrompt
 from raycore.engine.decoding import decode_requests
 from raycore.engine.mailbox import Mailbox
 from raycore.engine.rank_events import RankUp
 from raycore.messages import NO_LOAD, EngineInfo, EngineRequest, FinishedRequest, LoadView
-from raycore.sampling_params import SamplingParams
 from raycore.scheduler.outputs import StepOutputs
 
 INFO = EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])
@@ -65,8 +65,7 @@ def client(tokenizer, ranks):
 
 
 def send(client: EngineClient, count: int) -> None:
-    prompts = [ParsedPrompt(None, [5, 6, 7])] * count
-    client.submit(prompts, [SamplingParams()] * count, lambda updates: None)
+    client.submit(asks(*(uuid.uuid4().hex for _ in range(count))), lambda updates: None)
 
 
 def test_a_rank_that_was_full_gets_requests_again_once_its_own_requests_end(client: EngineClient, ranks: list[Rank]):

@@ -2,6 +2,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from asks import checked
 
 from raycore.client.output_processor import OutputProcessor
 from raycore.errors import InvalidRequest, RequestFailed
@@ -31,7 +32,7 @@ def assembler(tokenizer):
 
 def add(assembler, seq_ids=(1,), stream=False, request_id="r", **params):
     params = SamplingParams(n=len(seq_ids), **params)
-    assembler.add(request_id, "prompt", PROMPT, params, list(seq_ids), stream)
+    assembler.add(checked(request_id, PROMPT, params, text="prompt", stream=stream), list(seq_ids))
 
 
 def test_a_request_that_does_not_stream_is_reported_once_at_its_end(assembler, tokenizer):
@@ -114,7 +115,7 @@ def test_a_stop_token_is_no_part_of_the_text(assembler, tokenizer, stream):
 def test_an_outputs_text_continues_the_prompts_text(llama2_tokenizer, stream, stop):
     assembler = OutputProcessor(llama2_tokenizer)
     prompt, ids = (llama2_tokenizer.encode(text, add_special_tokens=False) for text in ("say", "the quick"))
-    assembler.add("r", "say", prompt, SamplingParams(n=2, stop=stop), [1, 2], stream)
+    assembler.add(checked("r", prompt, SamplingParams(n=2, stop=stop), text="say", stream=stream), [1, 2])
     tokens = [(seq_id, token_id) for token_id in ids for seq_id in (1, 2)]
     assembler.process(batch(tokens[:2]))
     assembler.rebind(2, 3)  # the request has moved to another rank

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from asks import asks
 from configs import SPEC, make_config
 from waiting import LONG_S
 
 from raycore.client.client import EngineClient
-from raycore.client.inputs import ParsedPrompt
 from raycore.client.rank_connections import RankConnections
 from raycore.client.receiver import Receiver
 from raycore.client.updates import Update
@@ -55,9 +55,8 @@ class Clients:
         self.client.on_rank_event(RankUp(0, rank, info))  # pyright: ignore[reportArgumentType]
 
     def submit(self, *request_ids: str) -> None:
-        prompts = [ParsedPrompt(None, [5, 6])] * len(request_ids)
-        params = [SamplingParams(max_tokens=9)] * len(request_ids)
-        self.client.submit(prompts, params, self.heard.extend, request_ids=request_ids)
+        params = SamplingParams(max_tokens=9)
+        self.client.submit(asks(*request_ids, prompt=[5, 6], params=params), self.heard.extend)
 
     def deliver(self, request_id: str, *, finished: bool = False) -> None:
         """Deliver a token of a request from the rank."""

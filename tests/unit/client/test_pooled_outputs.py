@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from asks import checked
 
 from raycore.client.output_processor import OutputProcessor
-from raycore.client.pooling import PLACEHOLDER, not_generating, not_pooling, pooling_for_each, resolved
+from raycore.client.pooling import not_generating, not_pooling, pooling_for_each, resolved
 from raycore.client.recorder import Recorder
 from raycore.client.request_state import PooledOutput
 from raycore.client.scoring import paired
@@ -24,7 +25,7 @@ SPEC = PoolingSpec(tasks=["classify", "token_classify"], embedding_size=4, num_l
 @pytest.fixture
 def processor() -> OutputProcessor:
     processor = OutputProcessor(Tokenizer.from_dir(demo_model_path()), iter(range(100)).__next__)
-    processor.add("a", "text", [5, 6, 7], PLACEHOLDER, [1], pooling=PoolingParams())
+    processor.add(checked("a", [5, 6, 7], PoolingParams(), text="text"), [1])
     return processor
 
 

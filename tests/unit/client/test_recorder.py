@@ -6,6 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from asks import checked
 
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
@@ -30,7 +31,7 @@ class Rank:
 
     def add(self, *seq_ids: int, **params) -> None:
         params = SamplingParams(n=len(seq_ids), **params)
-        self.assembler.add(f"r{seq_ids[0]}", None, PROMPT, params, list(seq_ids))
+        self.assembler.add(checked(f"r{seq_ids[0]}", PROMPT, params), list(seq_ids))
 
     def take(self, now_s: float, seq_ids=(), finished=(), load=None, earlier=(), **fields) -> None:
         """A batch comes: `seq_ids` have a token each of just now, `earlier` has (seq_ids, age) of steps before."""
@@ -297,7 +298,7 @@ def test_figures_of_requests_that_fail_or_pool_agree_with_the_counts(rank):
     told = []
     rank.recorder.told = lambda *figures: told.append(figures)
     rank.add(1)
-    rank.assembler.add("r2", None, PROMPT, SamplingParams(), [2], pooling=PoolingParams(task="embed"))
+    rank.assembler.add(checked("r2", PROMPT, PoolingParams(task="embed")), [2])
     rank.take(101.0, [], [(1, "error", "too large"), (2, "stop")], pooled=[(2, Pooled(bytes(4), [1]))])
     ((_, _, figures),) = told
     assert figures.n_params_iter == figures.max_num_generation_tokens_iter == []

@@ -6,19 +6,22 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from waiting import LONG_S
 
+from raycore.client.ask import Ask
 from raycore.client.inputs import OnlyText
 from raycore.client.request_state import PooledOutput
 from raycore.client.reserved_ids import ReservedIds
 from raycore.client.streams import Streams
-from raycore.client.updates import COALESCE_S, Sink, Update
+from raycore.client.tokenization import Tokenization
+from raycore.client.updates import Sink, Update
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
@@ -42,15 +45,16 @@ class FakeClient:
         self.reserved = ReservedIds()
         self.sinks: dict[str, Sink] = {}
         self.aborted: list[str] = []
-        self.flush_interval_s: float | None = None
         self.is_streamed: bool | None = None
 
-    def submit(self, prompts: Any, params: Any, sink: Sink, **options: Any) -> list[str]:
-        (request_id,) = options["request_ids"]
-        self.sinks[request_id] = sink
-        self.flush_interval_s = options["flush_interval_s"]
-        self.is_streamed = options["stream"]
-        return [request_id]
+    @property
+    def checks(self) -> Any:
+        return self
+
+    def submit(self, asks: Sequence[Ask], sink: Sink) -> None:
+        (ask,) = asks
+        self.sinks[ask.request_id] = sink
+        self.is_streamed = ask.stream
 
     def knows_structured_outputs(self, params: SamplingParams) -> bool:
         return params.structured_outputs is None
@@ -61,6 +65,10 @@ class FakeClient:
     def give(self, *request_ids: str, num_tokens: int = 1, finished: bool = False) -> None:
         (sink,) = {self.sinks[request_id] for request_id in request_ids}
         sink([Update(request_id, output(request_id, num_tokens, finished)) for request_id in request_ids])
+
+
+def outputs_of(streams: Streams, request_id: str, params: Any = PARAMS, **fields: Any) -> AsyncGenerator[Any, None]:
+    return streams.ask([Ask(PROMPT, params, request_id, **{"stream": True, **fields})])
 
 
 def output(request_id: str, num_tokens: int, finished: bool) -> RequestOutput:
@@ -76,7 +84,7 @@ def test_streams_of_one_event_loop_share_a_sink_and_get_their_own_updates():
     async def run() -> None:
         client = FakeClient()
         streams = Streams(client)
-        first, second = (streams.generate(PROMPT, PARAMS, name) for name in "ab")
+        first, second = (outputs_of(streams, name) for name in "ab")
         steps = [asyncio.ensure_future(anext(stream)) for stream in (first, second)]
         await asyncio.sleep(0)
         client.give("a", "b", num_tokens=1)
@@ -93,7 +101,7 @@ def test_streams_of_one_event_loop_share_a_sink_and_get_their_own_updates():
 def test_a_slow_reader_of_a_stream_gets_only_the_newest_output():
     async def run() -> None:
         client = FakeClient()
-        stream = Streams(client).generate(PROMPT, PARAMS, "a")
+        stream = outputs_of(Streams(client), "a")
         step = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         for count in range(1, 6):
@@ -108,7 +116,7 @@ def test_a_slow_reader_of_deltas_misses_nothing():
     async def run() -> None:
         client = FakeClient()
         params = SamplingParams(max_tokens=4, output_kind=RequestOutputKind.DELTA)
-        stream = Streams(client).generate(PROMPT, params, "a")
+        stream = outputs_of(Streams(client), "a", params)
         step = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         for count in (1, 2):
@@ -126,9 +134,8 @@ def test_a_reader_of_final_outputs_does_not_stream():
     async def run() -> None:
         client = FakeClient()
         params = SamplingParams(max_tokens=4, output_kind=RequestOutputKind.FINAL_ONLY)
-        step = asyncio.ensure_future(anext(Streams(client).generate(PROMPT, params, "a")))
+        step = asyncio.ensure_future(anext(outputs_of(Streams(client), "a", params)))
         await asyncio.sleep(0)
-        assert client.flush_interval_s == COALESCE_S
         assert not client.is_streamed
         client.give("a", num_tokens=1)
         client.give("a", num_tokens=2, finished=True)
@@ -142,7 +149,7 @@ def test_an_output_that_comes_after_the_last_update_does_not_replace_it():
 
     async def run() -> None:
         client = FakeClient()
-        stream = Streams(client).generate(PROMPT, PARAMS, "a")
+        stream = outputs_of(Streams(client), "a")
         step = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         client.give("a", num_tokens=2, finished=True)
@@ -156,7 +163,7 @@ def test_an_output_that_comes_after_the_last_update_does_not_replace_it():
 def test_a_stream_closed_before_its_end_aborts_its_request():
     async def run() -> None:
         client = FakeClient()
-        stream = Streams(client).generate(PROMPT, PARAMS, "a")
+        stream = outputs_of(Streams(client), "a")
         step = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         client.give("a")
@@ -172,7 +179,7 @@ def test_a_stream_closed_before_its_end_aborts_its_request():
 def test_an_error_ends_the_stream_and_aborts_nothing():
     async def run() -> None:
         client = FakeClient()
-        stream = Streams(client).generate(PROMPT, PARAMS, "a")
+        stream = outputs_of(Streams(client), "a")
         step = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         client.sinks["a"]([Update("a", error=EngineDeadError("gone"))])
@@ -187,32 +194,20 @@ def test_a_request_id_is_in_use_until_its_stream_has_ended():
     async def run() -> None:
         client = FakeClient()
         streams = Streams(client)
-        first = streams.generate(PROMPT, PARAMS, "a")
+        first = outputs_of(streams, "a")
         step = asyncio.ensure_future(anext(first))
         await asyncio.sleep(0)
         client.give("a", num_tokens=3, finished=True)  # the client has done with it, the reader hasn't
         with pytest.raises(InvalidRequest, match="'a' is already in use"):
-            await anext(streams.generate(PROMPT, PARAMS, "a"))
+            await anext(outputs_of(streams, "a"))
         assert num_tokens(await step) == 3
         assert [each async for each in first] == []
-        again = asyncio.ensure_future(anext(streams.generate(PROMPT, PARAMS, "a")))
+        again = asyncio.ensure_future(anext(outputs_of(streams, "a")))
         await asyncio.sleep(0)
         client.give("a", num_tokens=4, finished=True)
         assert num_tokens(await again) == 4
 
     asyncio.run(run())
-
-
-def test_a_flush_interval_is_set_only_for_requests_that_do_not_stream():
-    async def run(stream: bool) -> float | None:
-        client = FakeClient()
-        step = asyncio.ensure_future(anext(Streams(client).generate(PROMPT, PARAMS, "a", stream=stream)))
-        await asyncio.sleep(0)
-        client.give("a", finished=True)
-        await step
-        return client.flush_interval_s
-
-    assert [asyncio.run(run(stream)) for stream in (True, False)] == [0.0, COALESCE_S]
 
 
 def test_a_constraint_is_checked_without_blocking_the_event_loop():
@@ -227,7 +222,7 @@ def test_a_constraint_is_checked_without_blocking_the_event_loop():
 
         client.check_structured_outputs = check
         params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
-        step = asyncio.ensure_future(anext(Streams(client).generate(PROMPT, params, "a")))
+        step = asyncio.ensure_future(anext(outputs_of(Streams(client), "a", params)))
         while not threads:
             await asyncio.sleep(0.001)
         assert client.sinks == {}
@@ -253,9 +248,9 @@ def test_an_unknown_adapter_is_checked_without_blocking_the_event_loop():
             assert is_read.wait(LONG_S)
             known.append(adapter)
 
-        client.check_adapter, client.knows_adapter = check, known.__contains__
+        client.adapters = MagicMock(check=check, __contains__=lambda _, adapter: adapter in known)
         streams, adapter = Streams(client), LoRARequest("a", 1, "/a")
-        step = asyncio.ensure_future(anext(streams.generate(PROMPT, PARAMS, "a", lora_request=adapter)))
+        step = asyncio.ensure_future(anext(outputs_of(streams, "a", lora=adapter)))
         while not threads:
             await asyncio.sleep(0.001)
         assert client.sinks == {}
@@ -264,7 +259,7 @@ def test_an_unknown_adapter_is_checked_without_blocking_the_event_loop():
             await asyncio.sleep(0.001)
         client.give("a", finished=True)
         await step
-        again = asyncio.ensure_future(anext(streams.generate(PROMPT, PARAMS, "b", lora_request=adapter)))
+        again = asyncio.ensure_future(anext(outputs_of(streams, "b", lora=adapter)))
         await asyncio.sleep(0)
         client.give("b", finished=True)
         await again
@@ -279,7 +274,7 @@ def test_updates_for_a_closed_event_loop_are_dropped_and_the_loop_is_not_kept():
     streams = Streams(client)
 
     async def run() -> weakref.ref[asyncio.AbstractEventLoop]:
-        stream = streams.generate(PROMPT, PARAMS, "a")
+        stream = outputs_of(streams, "a")
         step = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         step.cancel()
@@ -299,13 +294,9 @@ class PoolingClient(FakeClient):
     max_model_len = 8
     tokenizer = SimpleNamespace(truncation_side="right")
 
-    def submit(self, prompts: Any, params: Any, sink: Sink, **options: Any) -> list[str]:
-        self.submitted = [prompt.token_ids for prompt in prompts]
-        self.sinks |= dict.fromkeys(options["request_ids"], sink)
-        return options["request_ids"]
-
-    def resolved_pooling(self, params: PoolingParams | None, task: str | None = None) -> PoolingParams:
-        return params or PoolingParams()
+    def submit(self, asks: Sequence[Ask], sink: Sink) -> None:
+        self.submitted = [ask.parsed.token_ids for ask in asks]
+        self.sinks |= dict.fromkeys([ask.request_id for ask in asks], sink)
 
     def end(self, request_id: str, value: float | None = None, error: Exception | None = None) -> None:
         data = None if value is None else np.array([value], np.float32)
@@ -313,13 +304,16 @@ class PoolingClient(FakeClient):
         self.sinks[request_id]([Update(request_id, output, error)])
 
 
+async def pool(client: PoolingClient, *prompts: Any, **fields: Any) -> list[Any]:
+    asks = [Ask(prompt, PoolingParams(), name, **fields) for prompt, name in zip(prompts, "abc", strict=False)]
+    return [each async for each in Streams(client).ask(asks)]
+
+
 def test_prompts_that_pool_are_submitted_together_and_their_results_keep_their_order():
     async def run() -> None:
         client = PoolingClient()
         pooling = asyncio.ensure_future(
-            Streams(client).encode_all(
-                [[1], {"prompt_token_ids": list(range(9))}], None, ["a", "b"], truncate_prompt_tokens=-1
-            )
+            pool(client, [1], {"prompt_token_ids": list(range(9))}, tokenization=Tokenization(max_tokens=8))
         )
         await asyncio.sleep(0)
         assert client.submitted == [[1], list(range(8))]
@@ -327,7 +321,6 @@ def test_prompts_that_pool_are_submitted_together_and_their_results_keep_their_o
         client.end("a", 1.0)
         assert [float(each.outputs.data[0]) for each in await pooling] == [1.0, 2.0]
         assert client.aborted == []
-        assert await Streams(client).encode_all([]) == []
 
     asyncio.run(run())
 
@@ -336,7 +329,7 @@ def test_a_prompt_that_pools_may_be_embeddings():
     async def run() -> None:
         client = PoolingClient()
         client.images = SimpleNamespace(embed=lambda where, fields: ([7] * fields["prompt_embeds"], [], []))
-        pooling = asyncio.ensure_future(Streams(client).encode_all([{"prompt_embeds": 3}], None, ["a"]))
+        pooling = asyncio.ensure_future(pool(client, {"prompt_embeds": 3}))
         await asyncio.sleep(0)
         if pooling.done():
             await pooling
@@ -351,7 +344,7 @@ def test_a_prompt_that_pools_may_be_embeddings():
 def test_when_one_prompt_ends_otherwise_all_are_aborted(end):
     async def run() -> None:
         client = PoolingClient()
-        pooling = asyncio.ensure_future(Streams(client).encode_all([[1], [2], [3]], None, ["a", "b", "c"]))
+        pooling = asyncio.ensure_future(pool(client, [1], [2], [3]))
         await asyncio.sleep(0)
         client.end("a", 1.0)
         if end == "is cancelled":
@@ -366,16 +359,10 @@ def test_when_one_prompt_ends_otherwise_all_are_aborted(end):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("ids", "message"), [(["a"], "1 different request_ids for 2"), (["a", "a"], "1 different")])
-def test_each_prompt_that_pools_needs_an_id_of_its_own(ids, message):
-    with pytest.raises(InvalidRequest, match=message):
-        asyncio.run(Streams(PoolingClient()).encode_all([[1], [2]], None, ids))
-
-
 def test_a_request_that_was_added_gives_its_outputs_when_asked():
     async def run() -> None:
         client = FakeClient()
-        added = await Streams(client).add(PROMPT, PARAMS, "a")
+        added = await Streams(client).add(Ask(PROMPT, PARAMS, "a", stream=True))
         assert added.get_nowait() is None
         client.give("a", num_tokens=1)
         await asyncio.sleep(0)
@@ -395,13 +382,13 @@ def test_closing_an_added_request_aborts_it_and_frees_its_id():
     async def run() -> None:
         client = FakeClient()
         streams = Streams(client)
-        added = await streams.add(PROMPT, PARAMS, "a")
+        added = await streams.add(Ask(PROMPT, PARAMS, "a", stream=True))
         with pytest.raises(InvalidRequest, match="already in use"):
-            await streams.add(PROMPT, PARAMS, "a")
+            await streams.add(Ask(PROMPT, PARAMS, "a", stream=True))
         added.close()
         added.close()
         assert client.aborted == ["a"]
-        assert (await streams.add(PROMPT, PARAMS, "a")).request_id == "a"
+        assert (await streams.add(Ask(PROMPT, PARAMS, "a", stream=True))).request_id == "a"
 
     asyncio.run(run())
 
@@ -410,7 +397,7 @@ def test_a_stream_of_text_is_one_of_tokens_if_outputs_are_made_of_tokens():
     async def asked(params: SamplingParams, interval: int = 1) -> object:
         client = FakeClient()
         client.stream_interval = interval
-        stream = Streams(client).generate(PROMPT, params, "a", stream="text")
+        stream = outputs_of(Streams(client), "a", params, stream="text")
         step = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0)
         client.give("a", num_tokens=9, finished=True)
@@ -426,7 +413,7 @@ def test_a_stream_of_text_is_one_of_tokens_if_outputs_are_made_of_tokens():
 
 def test_what_a_stream_has_is_true_false_or_text():
     async def begin() -> None:
-        await anext(Streams(FakeClient()).generate(PROMPT, PARAMS, "a", stream="tokens"))  # pyright: ignore
+        await anext(outputs_of(Streams(FakeClient()), "a", stream="tokens"))  # pyright: ignore
 
     with pytest.raises(InvalidRequest, match="stream='tokens' isn't True, False or 'text'"):
         asyncio.run(begin())

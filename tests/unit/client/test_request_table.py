@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asks import checked
 from configs import make_config
 
-from raycore.client.inputs import ParsedPrompt
 from raycore.client.request_table import News, RequestTable, Submissions
 from raycore.errors import EngineDeadError, RequestFailed
 from raycore.messages import NO_LOAD, FinishedRequest, OutputBatch
@@ -25,17 +25,7 @@ def table(tokenizer: Tokenizer) -> RequestTable:
 
 
 def add(table: RequestTable, request_id: str, **params: Any) -> None:
-    table.add(
-        request_id,
-        ParsedPrompt(None, [5, 6]),
-        SamplingParams(**params),
-        print,
-        stream=False,
-        bad_words_token_ids=[],
-        flush_interval_s=0.0,
-        priority=0,
-        wanted_rank=None,
-    )
+    table.add(checked(request_id, [5, 6], SamplingParams(**params)), print)
 
 
 def ids(submissions: Submissions) -> dict[int, list[str]]:

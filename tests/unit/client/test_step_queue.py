@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asks import asks
 
-from raycore.client.inputs import ParsedPrompt
+from raycore.client.ask import Ask
 from raycore.client.request_state import PooledOutput
 from raycore.client.step_queue import StepQueue
 from raycore.client.updates import Sink, Update
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from raycore.sampling_params import RequestOutputKind, SamplingParams
-
-PROMPT = ParsedPrompt(None, [1, 2])
 
 
 class FakeClient:
@@ -27,15 +26,14 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.sink: Sink = lambda updates: None
-        self.options: dict[str, Any] = {}
+        self.asks: Sequence[Ask] = []
         self.aborted: list[str] = []
         self.refuses = False
 
-    def submit(self, prompts: Any, params: Any, sink: Sink, **options: Any) -> list[str]:
+    def submit(self, asks: Sequence[Ask], sink: Sink) -> None:
         if self.refuses:
             raise InvalidRequest("refused")
-        self.sink, self.options = sink, options
-        return options["request_ids"]
+        self.sink, self.asks = sink, asks
 
     def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
         self.aborted += request_ids
@@ -59,8 +57,7 @@ def queue(client: FakeClient) -> StepQueue:
 
 
 def add(queue: StepQueue, *request_ids: str, stream: bool = True, **params: Any) -> None:
-    given = [SamplingParams(**params)] * len(request_ids)
-    queue.add([PROMPT] * len(request_ids), given, request_ids, stream=stream)
+    queue.add(asks(*request_ids, prompt=[1, 2], params=SamplingParams(**params), stream=stream))
 
 
 def tokens(queue: StepQueue) -> list[tuple[str, list[int]]]:
@@ -110,10 +107,9 @@ def test_a_step_waits_for_an_output_but_not_for_ever(client: FakeClient, queue: 
 
 def test_requests_that_dont_stream_may_be_held_back(client: FakeClient, queue: StepQueue) -> None:
     add(queue, "a", "b", stream=False)
-    assert not client.options["stream"]
-    assert client.options["flush_interval_s"] > 0
+    assert not client.asks[0].stream
     add(queue, "c")
-    assert (client.options["stream"], client.options["flush_interval_s"]) == (True, 0.0)
+    assert client.asks[0].stream
 
 
 def test_a_request_id_is_in_use_until_its_last_output_was_fetched(client: FakeClient, queue: StepQueue) -> None:

@@ -7,13 +7,16 @@ from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from waiting import LONG_S
 
 from raycore.client import streamed_prompts
+from raycore.client.ask import Ask
 from raycore.client.inputs import OnlyText, ParsedPrompt, as_prompt_list, parse_prompts
 from raycore.client.reserved_ids import ReservedIds
 from raycore.client.streamed_prompts import generate_streamed
 from raycore.client.streams import Streams
+from raycore.client.tokenization import Tokenization
 from raycore.client.updates import Update
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.inputs import StreamingInput
@@ -23,6 +26,7 @@ from raycore.sampling_params import RequestOutputKind, SamplingParams
 
 DELTA = SamplingParams(max_tokens=3, output_kind=RequestOutputKind.DELTA)
 PLAIN = SamplingParams(max_tokens=3)
+ONE = [Ask([1], PLAIN, "a", stream=True)]
 
 
 class Client:
@@ -40,8 +44,13 @@ class Client:
         self.reason = "length"
         self.reserved = ReservedIds()
 
-    def submit(self, prompts, params, sink, **options):
-        (prompt,), (asked,), (request_id,) = prompts, params, options["request_ids"]
+    @property
+    def checks(self):
+        return self
+
+    def submit(self, asks, sink):
+        (ask,) = asks
+        prompt, asked, request_id = ask.parsed, ask.params, ask.request_id
         self.prompts.append(prompt)
         self.params.append(asked)
         self.ids.append(request_id)
@@ -68,10 +77,6 @@ class Client:
             self.giving = asyncio.ensure_future(give_each())
         else:
             give(len(ids))
-        return [request_id]
-
-    def resolved_pooling(self, params, task=None):
-        return PoolingParams(task="embed")
 
     def knows_structured_outputs(self, params):
         return True
@@ -89,8 +94,12 @@ def tokens(*ids, params=None):
     return StreamingInput({"prompt_token_ids": list(ids)}, params)
 
 
-async def taken(client, pieces, params=PLAIN, **options):
-    return [each async for each in generate_streamed(Streams(client), pieces, params, "a", **options)]
+def streamed(streams, pieces, params=PLAIN, **fields):
+    return generate_streamed(streams, pieces, Ask("", params, "a", **{"stream": True, **fields}))
+
+
+async def taken(client, pieces, params=PLAIN, **fields):
+    return [each async for each in streamed(Streams(client), pieces, params, **fields)]
 
 
 def test_each_piece_continues_the_prompt_so_far_and_what_was_made_of_it_but_the_last_token():
@@ -122,7 +131,7 @@ def test_only_the_very_last_output_is_finished(params):
 
         queue.put_nowait(tokens(1))
         outputs = []
-        async for output in generate_streamed(Streams(client), pieces(), params, "a"):
+        async for output in streamed(Streams(client), pieces(), params):
             outputs.append(output)
             if output.outputs[0].finish_reason is not None:
                 queue.put_nowait(following.pop(0) if following else None)
@@ -178,7 +187,7 @@ def test_an_abort_while_no_piece_is_there_ends_the_stream(params, first):
                 ended.append(True)
 
         async def consume():
-            return [each async for each in generate_streamed(streams, pieces(), params, "a")]
+            return [each async for each in streamed(streams, pieces(), params)]
 
         waits, streams = asyncio.Event(), Streams(client)
         consuming = asyncio.ensure_future(consume())
@@ -202,7 +211,7 @@ def test_an_abort_while_no_piece_is_there_ends_the_stream(params, first):
 def test_an_engine_that_fails_while_no_piece_is_there_ends_the_stream(first):
     async def run():
         async def consume():
-            return [each async for each in generate_streamed(Streams(client), waiting_after(*first), PLAIN, "a")]
+            return [each async for each in streamed(Streams(client), waiting_after(*first), PLAIN)]
 
         consuming = asyncio.ensure_future(consume())
         for _ in range(100):  # until the first piece's outputs have been read
@@ -228,7 +237,7 @@ def test_an_engine_that_fails_while_no_piece_is_there_ends_the_stream(first):
 def test_nothing_comes_after_the_finished_output(end):
     async def run():
         outputs = []
-        async for output in generate_streamed(Streams(client), given(tokens(1)), DELTA, "a"):
+        async for output in streamed(Streams(client), given(tokens(1)), DELTA):
             outputs.append(output)
             if output.finished:
                 end(client)
@@ -244,14 +253,14 @@ def test_nothing_comes_after_the_finished_output(end):
 def test_an_id_is_in_use_between_pieces():
     async def run():
         streams = Streams(Client())
-        async with aclosing(generate_streamed(streams, waiting_after(tokens(1)), PLAIN, "a")) as outputs:
+        async with aclosing(streamed(streams, waiting_after(tokens(1)), PLAIN)) as outputs:
             await anext(outputs)
-            for other in (streams.generate([1], PLAIN, "a"), generate_streamed(streams, given(tokens(1)), PLAIN, "a")):
+            for other in (streams.ask(ONE), streamed(streams, given(tokens(1)), PLAIN)):
                 with pytest.raises(InvalidRequest, match="request_id='a' is already in use"):
                     await anext(other)
             with pytest.raises(InvalidRequest, match="request_id='a' is already in use"):
-                await streams.encode_all([[1]], None, ["a"])
-        assert (await anext(streams.generate([1], PLAIN, "a"))).finished
+                await anext(streams.ask([replace(ONE[0], params=PoolingParams())]))
+        assert (await anext(streams.ask(ONE))).finished
 
     asyncio.run(run())
 
@@ -273,7 +282,7 @@ def test_a_consumer_that_is_cancelled_while_it_closes_is_cancelled():
                 await may_end.wait()
 
         async def consume():
-            async with aclosing(generate_streamed(Streams(Client()), pieces(), PLAIN)) as outputs:
+            async with aclosing(streamed(Streams(Client()), pieces(), PLAIN)) as outputs:
                 await anext(outputs)
                 await asyncio.sleep(0)  # the wait for the next piece has begun
 
@@ -297,7 +306,7 @@ def test_a_stream_that_doesnt_end_when_it_is_cancelled_is_left(monkeypatch, capl
                     await may_end.wait()
 
         may_end = asyncio.Event()
-        async with aclosing(generate_streamed(Streams(Client()), pieces(), PLAIN)) as outputs:
+        async with aclosing(streamed(Streams(Client()), pieces(), PLAIN)) as outputs:
             await anext(outputs)
             await asyncio.sleep(0)
         may_end.set()
@@ -316,7 +325,7 @@ def test_leaving_early_ends_the_callers_stream():
             finally:
                 ended.append(True)
 
-        async with aclosing(generate_streamed(Streams(Client()), pieces(), PLAIN)) as outputs:
+        async with aclosing(streamed(Streams(Client()), pieces(), PLAIN)) as outputs:
             async for output in outputs:
                 assert not output.finished
                 break
@@ -332,7 +341,7 @@ def test_an_error_of_the_callers_stream_is_raised_after_the_outputs_of_the_piece
         raise ValueError("mine")
 
     async def run():
-        outputs = generate_streamed(Streams(Client()), pieces(), PLAIN)
+        outputs = streamed(Streams(Client()), pieces(), PLAIN)
         assert (await anext(outputs)).outputs[0].token_ids == [100, 101, 102]
         with pytest.raises(ValueError, match="mine"):
             await anext(outputs)
@@ -348,7 +357,12 @@ def test_an_error_of_the_callers_stream_is_raised_after_the_outputs_of_the_piece
         (([1, 2],), PLAIN, {}, r"a stream that had \[1, 2\]: give StreamingInput\(prompt\)"),
         ((tokens(1),), SamplingParams(n=2), {}, "n=2: a prompt that comes as a stream has one output"),
         ((tokens(1, params=SamplingParams(n=2)),), PLAIN, {}, "n=2"),
-        ((tokens(1),), PLAIN, {"tokenization_kwargs": {"add_special_tokens": False}}, "tokenization_kwargs: a prompt"),
+        (
+            (tokens(1),),
+            PLAIN,
+            {"tokenization": Tokenization(add_special_tokens=False)},
+            "tokenization_kwargs: a prompt",
+        ),
     ],
 )
 def test_what_cant_be_continued_is_refused_by_name(pieces, params, options, message):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import threading
+import uuid
 from types import SimpleNamespace
 
 import msgspec
 import pytest
+from asks import asks
 from configs import make_config
 from fake_streams import FakeStream, SilentStream
 from waiting import LONG_S
@@ -67,8 +69,12 @@ def can_be_acquired(lock) -> bool:
     return True
 
 
+def submit_ask(client, params=None, prompt=PROMPT, **fields):
+    client.submit(asks(uuid.uuid4().hex, prompt=prompt, params=params, **fields), lambda updates: None)
+
+
 def submit(client, **params):
-    client.submit([PROMPT], [SamplingParams(**params)], lambda updates: None)
+    submit_ask(client, SamplingParams(**params))
 
 
 def test_json_is_compact_if_the_engine_says_so(tokenizer, rank, monkeypatch):
@@ -77,11 +83,12 @@ def test_json_is_compact_if_the_engine_says_so(tokenizer, rank, monkeypatch):
         settings = parse_structured_outputs_config({"disable_any_whitespace": is_compact, "reasoning_parser": "qwen3"})
         config = msgspec.structs.replace(make_config(), structured_outputs_config=settings)
         client = EngineClient(config, tokenizer)
-        monkeypatch.setattr(client, "_constraints", SimpleNamespace(check=checked.append, check_all=checked.extend))
+        gate = SimpleNamespace(check=checked.append, check_all=checked.extend)
+        monkeypatch.setattr(client.checks, "_constraints", gate)
         client.on_rank_event(RankUp(0, rank, INFO))
         params = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))
-        client.check_structured_outputs(params)
-        client.submit([PROMPT], [params], lambda updates: None)
+        client.checks.check_structured_outputs(params)
+        submit_ask(client, params)
         assert [each.disable_any_whitespace for each in (*checked, rank.got[-1].params.structured_outputs)] == [
             is_compact
         ] * 3
@@ -96,9 +103,9 @@ def test_without_a_tokenizer_outputs_have_no_text_and_what_needs_one_is_refused(
         with pytest.raises(InvalidRequest, match="skip_tokenizer_init=True"):
             submit(client, **asked)
     with pytest.raises(InvalidRequest, match="beam search needs a tokenizer"):
-        client.beam_search(PROMPT, BeamSearchParams(beam_width=2, max_tokens=4))
+        client.checks.beam_search(*asks("a", params=BeamSearchParams(beam_width=2, max_tokens=4)))
     params = SamplingParams()
-    client.submit([PROMPT], [params], lambda updates: None)
+    submit_ask(client, params)
     assert len(rank.got) == 1
     assert params.detokenize
 
@@ -128,7 +135,7 @@ def test_bad_words_are_tokenized_without_holding_the_clients_lock(client, rank, 
 
 
 def test_every_sequence_keeps_its_cache_salt_also_on_another_rank(client, rank):
-    client.submit([ParsedPrompt(None, [5, 6, 7], "s")], [SamplingParams(n=2)], lambda updates: None)
+    submit_ask(client, SamplingParams(n=2), ParsedPrompt(None, [5, 6, 7], "s"))
     assert [sequence.cache_salt for sequence in rank.got] == ["s", "s"]
     other = Rank()
     client.on_rank_event(RanksLost([0], 1))
@@ -140,7 +147,7 @@ def test_a_request_goes_to_the_rank_that_it_names(client, rank):
     other = Rank()
     client.on_rank_event(RankUp(1, other, INFO))
     for _ in range(3):
-        client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
+        submit_ask(client, data_parallel_rank=1)
     assert (len(rank.got), len(other.got)) == (0, 3)
 
 
@@ -148,27 +155,27 @@ def test_a_request_goes_to_the_rank_that_it_names(client, rank):
 def test_a_request_that_names_a_rank_which_the_engine_lacks_is_refused(client, rank, dp_rank):
     client.on_rank_event(RankUp(1, Rank(), INFO))
     with pytest.raises(InvalidRequest, match=f"data_parallel_rank={dp_rank!r} isn't "):
-        client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=dp_rank)
+        submit_ask(client, data_parallel_rank=dp_rank)
     assert rank.got == []
 
 
 def test_while_a_named_rank_is_replaced_another_takes_its_requests(client, rank):
     client.on_rank_event(RankUp(1, Rank(), INFO))
     client.on_rank_event(RanksLost([1], 1))
-    client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
+    submit_ask(client, data_parallel_rank=1)
     assert len(rank.got) == 1
     client.on_rank_event(RankUp(1, Rank(), INFO))
     client.ranks_leaving([1], 0.0, come_back=True)
-    client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
+    submit_ask(client, data_parallel_rank=1)
     assert len(rank.got) == 2
     client.ranks_leaving([1], 0.0)
     with pytest.raises(InvalidRequest, match="data_parallel_rank=1"):
-        client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
+        submit_ask(client, data_parallel_rank=1)
 
 
 def test_a_client_that_joins_while_a_named_rank_is_away_sends_its_requests_to_others(client, rank):
     client.on_rank_event(RanksLost([1], 0))
-    client.submit([PROMPT], [SamplingParams()], lambda updates: None, data_parallel_rank=1)
+    submit_ask(client, data_parallel_rank=1)
     assert len(rank.got) == 1
 
 
@@ -178,7 +185,7 @@ def test_an_abandoned_client_sends_no_request_and_delivers_no_update(tokenizer, 
     client = EngineClient(make_config(), tokenizer)
     client.on_rank_event(RankUp(0, rank, INFO))
     updates = []
-    client.submit([PROMPT], [SamplingParams()], updates.extend, request_ids=["a"])
+    client.submit(asks("a"), updates.extend)
     client.abandon()
     assert client.join(LONG_S)
     late = threading.Thread(target=submit, args=(client,), daemon=True)
@@ -230,11 +237,11 @@ def submit_interrupted_at(number: int, tokenizer) -> int:
             sys.settrace(None)
             raise KeyboardInterrupt
 
-    params = [SamplingParams(n=2), SamplingParams(seed=1)]
+    both = [*asks("a", params=SamplingParams(n=2)), *asks("b", params=SamplingParams(seed=1))]
     tracer = sys.gettrace()
     sys.settrace(interrupt)
     try:
-        client.submit([PROMPT, PROMPT], params, lambda updates: None, request_ids=["a", "b"])
+        client.submit(both, lambda updates: None)
     except KeyboardInterrupt:
         pass
     finally:
@@ -242,7 +249,7 @@ def submit_interrupted_at(number: int, tokenizer) -> int:
     assert can_be_acquired(client._lock), number
     client.abort(["a", "b"])
     assert client.num_unfinished_requests == 0
-    client.submit([PROMPT, PROMPT], params, lambda updates: None, request_ids=["a", "b"])
+    client.submit(both, lambda updates: None)
     assert client.num_unfinished_requests == 2
     assert (client._requests.router.num_own(0), client.num_on_ranks()) == (2, {0: 2}), number
     return num_calls

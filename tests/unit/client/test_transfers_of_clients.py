@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from asks import checked
 from configs import make_config
 
-from raycore.client.inputs import ParsedPrompt
 from raycore.client.request_table import RequestTable
 from raycore.client.transfers import PrefixTransfers
 from raycore.kv_transfer.peers.settings import DisaggregationSettings
@@ -26,17 +26,8 @@ def make_table(tokenizer, roles: DisaggregationSettings | None, num_ranks: int) 
 
 def add(table: RequestTable, request_id: str = "a", **params):
     updates = []
-    table.add(
-        request_id,
-        ParsedPrompt(None, PROMPT),
-        SamplingParams(**{"temperature": 0, "max_tokens": 8, **params}),
-        updates.extend,
-        stream=True,
-        bad_words_token_ids=[],
-        flush_interval_s=0.0,
-        priority=0,
-        wanted_rank=None,
-    )
+    asked = SamplingParams(**{"temperature": 0, "max_tokens": 8, **params})
+    table.add(checked(request_id, PROMPT, asked, stream=True), updates.extend)
     return table.dispatch([request_id])
 
 

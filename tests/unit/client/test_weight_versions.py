@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from asks import checked
 
 from raycore.client.output_processor import OutputProcessor
 from raycore.errors import InvalidRequest, RequestFailed, WeightVersionChanged
@@ -29,7 +30,7 @@ def outputs(tokenizer):
 
 
 def add(outputs, *seq_ids, request_id="r", **params):
-    outputs.add(request_id, None, [1], SamplingParams(n=len(seq_ids), **params), list(seq_ids), stream=True)
+    outputs.add(checked(request_id, [1], SamplingParams(n=len(seq_ids), **params), stream=True), list(seq_ids))
 
 
 def spans(processed):
@@ -102,7 +103,7 @@ def test_a_change_to_weights_of_the_same_name_is_one_span(outputs):
 def test_spans_end_where_a_stop_string_ends_the_output(outputs, tokenizer):
     ids = [*tokenizer.encode("the fox"), *tokenizer.encode("dog")]
     stop = tokenizer.decode(ids[1:2])
-    outputs.add("r", None, [1], SamplingParams(stop=[stop]), [1])
+    outputs.add(checked("r", [1], SamplingParams(stop=[stop])), [1])
     parts = [step(V1 if index > 1 else FIRST_WEIGHTS, 1) for index in range(len(ids))]
     for token_id, (part, _) in zip(ids, parts, strict=True):
         part.token_ids = np.array([token_id], np.int32)

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from asks import asks
 from configs import make_config
 from fake_streams import SilentStream
 
 from raycore.client import rank_connections
+from raycore.client.ask import Ask
 from raycore.client.client import EngineClient
-from raycore.client.inputs import ParsedPrompt, parse_prompts
+from raycore.client.inputs import parse_prompts
 from raycore.client.streams import Streams
 from raycore.engine.decoding import decode_requests
 from raycore.engine.rank_events import RanksLost, RankUp
@@ -92,7 +94,8 @@ def rank() -> Rank:
 @pytest.fixture
 def client(tokenizer, rank, monkeypatch) -> EngineClient:
     client = EngineClient(make_config(), tokenizer)
-    monkeypatch.setattr(client._constraints, "check_all", lambda asked: None)  # the tokenizer has another vocabulary
+    # the tokenizer has another vocabulary
+    monkeypatch.setattr(client.checks._constraints, "check_all", lambda asked: None)
     client.on_rank_event(RankUp(0, rank, EngineInfo(0, 0, "", 100, 16, 100, "float32", {}, [])))
     return client
 
@@ -102,12 +105,13 @@ def submit(client, rank, prompt: Any = SHORT, params: SamplingParams | None = No
     params = params or SamplingParams()
     try:
         parsed = parse_prompts([prompt], client.tokenizer)
-        ids = client.submit(parsed, [params], print, **options)
+        sent = asks(options.pop("request_id", "r"), prompt=parsed[0], params=params, **options)
+        client.submit(sent, print)
     except InvalidRequest:
         assert client.num_unfinished_requests == 0
         return None
     (got,), rank.got = rank.got[:1], []
-    client.abort(ids)
+    client.abort([ask.request_id for ask in sent])
     return got
 
 
@@ -173,17 +177,17 @@ def test_any_data_parallel_rank_is_refused_or_decoded_by_the_rank(client, rank):
     for value in ODD_VALUES:
         submit(client, rank, data_parallel_rank=value)
     with pytest.raises(InvalidRequest, match="data_parallel_rank=1"):
-        client.submit([ParsedPrompt(None, [5])], [SamplingParams()], print, data_parallel_rank=1.5)
+        client.submit(asks("a", prompt=[5], data_parallel_rank=1.5), print)
 
 
-@pytest.mark.parametrize("name", ["request_ids", "priorities"])
+@pytest.mark.parametrize("name", ["request_id", "priority"])
 def test_any_request_id_and_priority_is_refused_or_decoded_by_the_rank(client, rank, name):
     taken = []
     for value in ODD_VALUES:
-        got = submit(client, rank, **{name: [value]})
+        got = submit(client, rank, **{name: value})
         if got is not None:
-            taken.append(got.request_id if name == "request_ids" else got.priority)
-    if name == "request_ids":
+            taken.append(got.request_id if name == "request_id" else got.priority)
+    if name == "request_id":
         assert taken == ["", "a", "a", "a", "a" * 100]
         assert {type(each) for each in taken} == {str}
     else:
@@ -193,28 +197,27 @@ def test_any_request_id_and_priority_is_refused_or_decoded_by_the_rank(client, r
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"request_ids": [5]}, "request_id=5 is"),
-        ({"priorities": [1.5]}, "priority=1.5 isn't an integer"),
-        ({"priorities": [True]}, "priority=True isn't an integer"),
-        ({"priorities": [2**63]}, f"priority={2**63} isn't in"),
+        ({"request_id": 5}, "request_id=5 is"),
+        ({"priority": 1.5}, "priority=1.5 isn't an integer"),
+        ({"priority": True}, "priority=True isn't an integer"),
+        ({"priority": 2**63}, f"priority={2**63} isn't in"),
     ],
 )
 def test_an_invalid_value_is_refused_by_its_name(client, options, named):
     with pytest.raises(InvalidRequest, match=named):
-        client.submit([ParsedPrompt(None, [5])], [SamplingParams()], print, **options)
+        client.submit(asks(options.pop("request_id", "a"), prompt=[5], **options), print)
 
 
 def test_two_requests_of_one_call_cannot_have_one_id(client):
-    prompts, params = [ParsedPrompt(None, [5])] * 2, [SamplingParams()] * 2
     with pytest.raises(InvalidRequest, match="'a'"):
-        client.submit(prompts, params, print, request_ids=["a", "a"])
+        client.submit(asks("a", "a"), print)
     assert client.num_unfinished_requests == 0
 
 
 @pytest.mark.parametrize("options", [{"request_id": 5}, {"request_id": []}, {"priority": 1.5}])
 def test_streams_refuse_invalid_request_ids_and_priorities_too(client, options):
     async def scenario():
-        async for _ in Streams(client).generate([5, 6], SamplingParams(), **options):
+        async for _ in Streams(client).ask([Ask([5, 6], SamplingParams(), **{"request_id": "a", **options})]):
             pass
 
     with pytest.raises(InvalidRequest, match=next(iter(options))):
@@ -225,7 +228,7 @@ def test_numpys_numbers_are_accepted_in_requests(client, rank):
     params = SamplingParams(
         max_tokens=np.int32(7), seed=np.uint8(5), temperature=np.float32(0.5), logit_bias={np.int64(3): np.float64(2)}
     )
-    got = submit(client, rank, [np.int64(5), np.int32(6)], params, priorities=np.array([3]), request_ids=[np.str_("a")])
+    got = submit(client, rank, [np.int64(5), np.int32(6)], params, priority=np.int64(3), request_id=np.str_("a"))
     assert got is not None
     assert (got.prompt_token_ids, got.priority, got.request_id, got.seed) == ([5, 6], 3, "a", 5)
     assert (got.params.max_tokens, got.params.temperature, got.params.logit_bias) == (7, 0.5, {3: 2.0})
@@ -233,7 +236,7 @@ def test_numpys_numbers_are_accepted_in_requests(client, rank):
 
 def test_sampling_params_changed_after_submission_do_not_change_the_request(client, rank):
     params = SamplingParams(stop_token_ids=[3])
-    client.submit([ParsedPrompt(None, [5])], [params], print)
+    client.submit(asks("a", prompt=[5], params=params), print)
     params.stop_token_ids.append(1.5)
     params.max_tokens = "many"
     client.on_rank_event(RanksLost([0], 1))

@@ -7,7 +7,7 @@ to cut it, and what its client puts together is compared.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from responding import CALL, TOOL, events_of
 
+from raycore.client.ask import Ask
 from raycore.outputs import RequestOutput
 from raycore.server import ServerOptions, build_app
 
@@ -39,8 +40,8 @@ class CutEngine(FakeEngine):
 
     cuts: Collection[int] = ()
 
-    async def generate(self, *args: Any, **kwargs: Any) -> AsyncGenerator[RequestOutput, None]:
-        async for output in super().generate(*args, **kwargs):
+    async def ask(self, asks: Sequence[Ask]) -> AsyncGenerator[RequestOutput, None]:
+        async for output in super().ask(asks):
             if output.finished or len(output.outputs[0].token_ids) in self.cuts:
                 yield output
 

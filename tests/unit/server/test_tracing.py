@@ -135,7 +135,7 @@ def test_a_beam_search_has_a_span(spans, path):
 
 
 def test_a_beam_search_that_fails_has_a_span_with_the_error(spans, engine):
-    engine.beam_search = Mock(side_effect=RequestFailed("3 ranks failed"))
+    engine._best = Mock(side_effect=RequestFailed("3 ranks failed"))
     answer, found = spans(body={"use_beam_search": True})
     assert answer.status_code == 500
     (generate,) = found["generate"]

@@ -54,27 +54,18 @@ class Engine:
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
-    async def generate(
-        self,
-        prompt,
-        sampling_params=None,
-        request_id=None,
-        priority=0,
-        *,
-        stream=True,
-        data_parallel_rank=None,
-        lora_request=None,
-    ):
-        self.loras.append(lora_request)
+    async def ask(self, asks):
+        (ask,) = asks
+        self.loras.append(ask.lora)
         self.num_running += 1
         self.most_running = max(self.most_running, self.num_running)
         try:
             await self.may_answer.wait()
             if self.error is not None:
                 raise self.error
-            ids = prompt["prompt_token_ids"]
+            ids = ask.prompt["prompt_token_ids"]
             output = CompletionOutput(0, self._tokenizer.decode(ids), ids, finish_reason=self.finish_reason)
-            yield RequestOutput(request_id, None, ids, outputs=[output], finished=True)
+            yield RequestOutput(ask.request_id, None, ids, outputs=[output], finished=True)
         finally:
             self.num_running -= 1
 
