@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raycore.cache_layout import KVCacheConfig
+from raycore.client.ask import Ask, CheckedAsk
 from raycore.client.inputs import ParsedPrompt
 from raycore.client.output_processor import ProcessedOutputs
 from raycore.client.recorder import Recorder
@@ -192,17 +193,8 @@ class Deployment:
             self._params[request.num_output] = params
         request_id = str(index)
         self._outcome.requests[index] = RequestOutcome(request.arrival_s, request.num_prompt)
-        self._table.add(
-            request_id,
-            ParsedPrompt(None, prompts.tokens(index, request)),
-            params,
-            _no_sink,
-            stream=False,
-            bad_words_token_ids=[],
-            flush_interval_s=0.0,
-            priority=0,
-            wanted_rank=None,
-        )
+        ask = Ask(ParsedPrompt(None, prompts.tokens(index, request)), params, request_id)
+        self._table.add(CheckedAsk(ask, request_id, ask.priority, ask.data_parallel_rank, params, []), _no_sink)
         self._send(self._table.dispatch([request_id]))
 
     def _send(self, submissions: Submissions, loss: Loss | None = None) -> None:

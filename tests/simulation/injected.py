@@ -21,7 +21,8 @@ import msgspec  # noqa: E402
 import numpy as np  # noqa: E402
 
 from raycore import sampling_params  # noqa: E402
-from raycore.client import output_kinds, prompt_embeds, streamed_prompts, streams  # noqa: E402
+from raycore.client import ask, output_kinds, prompt_embeds, streamed_prompts, streams  # noqa: E402
+from raycore.client.ask import CheckedAsk  # noqa: E402
 from raycore.client.client import EngineClient  # noqa: E402
 from raycore.client.output_processor import OutputProcessor  # noqa: E402
 from raycore.client.request_state import SequenceState  # noqa: E402
@@ -54,9 +55,9 @@ def _requests_lose(when: str, **lost: Any) -> None:
     """Requests lack fields, or parameters, from a method of the table of requests on."""
 
     def make(original: Any) -> Any:
-        def changed(self: RequestTable, request_id: str, *args: Any, **kwargs: Any) -> Any:
-            result = original(self, request_id, *args, **kwargs)
-            sequences = self._underway[request_id].sequences
+        def changed(self: RequestTable, request: CheckedAsk | str, *args: Any) -> Any:
+            result = original(self, request, *args)
+            sequences = self._underway[request if isinstance(request, str) else request.request_id].sequences
             sequences[:] = [_without(each, lost) for each in sequences]
             return result
 
@@ -246,7 +247,7 @@ def _texts_are_sent_as_they_are() -> None:
 
 
 def _new_ids_are_numbers() -> None:
-    substitute(streams, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=7)))
+    substitute(ask, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=7)))
 
 
 def _repetitions_of_one_token_are_not_found() -> None:
