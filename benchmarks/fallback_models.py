@@ -31,13 +31,13 @@ from peft import LoraConfig, get_peft_model
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
 from raycore.errors import InvalidAdapter, RaycoreError
 from raycore.executor.inline import InlineExecutor
 from raycore.lora.request import LoRARequest
 from raycore.messages import EngineRequest
-from raycore.models.registry import load_model_spec
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 

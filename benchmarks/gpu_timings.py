@@ -28,9 +28,9 @@ from gpu_rooflines import MODELS, TOY_SIZES, Rates, decode_bytes, measure_rates,
 from torch.profiler import ProfilerActivity, profile
 
 from raycore.attention.kv_tensors import KVTensors
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.executor.base import Executor
 from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult
-from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
 from raycore.pending import Pending
 from raycore.sampling_params import SamplingParams

@@ -29,10 +29,10 @@ from typing import Any
 from common import PEER_ENVIRONMENT, median, peer_on_all_cores, run_child, table
 
 from raycore import LLM, SamplingParams
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import layer_costs
 from raycore.config import EngineConfig, resolve
 from raycore.demo import demo_model_path
-from raycore.models.registry import load_model_spec
 from raycore.node.resources import usable_cores
 
 BATCHES = (1, 16, 64)

@@ -24,10 +24,10 @@ import torch
 from common import table
 
 from raycore import LLM, SamplingParams, StructuredOutputsParams
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.demo import demo_model_path
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.metrics.counts import RankCounts
-from raycore.models.registry import load_model_spec
 from raycore.outputs import RequestOutput
 from raycore.sampling.kernels import TorchSampling
 from raycore.sampling.sampler import Sampler

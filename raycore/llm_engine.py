@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.client.ask import Ask
 from raycore.client.inputs import Prompt, adapters_for_each, checked_request_id
 from raycore.client.pooling import supported_tasks
@@ -14,6 +13,7 @@ from raycore.client.step_queue import Output, StepQueue
 from raycore.config import EngineConfig
 from raycore.control.calls import EngineCalls
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.metrics.snapshot import Metric
 from raycore.own_process import OwnProcess

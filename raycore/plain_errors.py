@@ -7,7 +7,7 @@ __all__ = ["decode_problem", "either", "unsupported_value"]
 import re
 from collections.abc import Iterable
 
-from raycore.checkpoint.json_fields import shortened
+from raycore.json_fields import shortened
 
 _PATH = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _TYPES = {

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, cast, get_args, g
 import msgspec
 from msgspec import Meta
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.reasoning_tags import ReasoningTags
 from raycore.short_tracebacks import ends_traceback
 from raycore.structured_outputs import StructuredOutputsParams

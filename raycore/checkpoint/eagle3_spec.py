@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields
 from raycore.models.registry import parse_model_spec
 from raycore.models.spec import ModelSpec
 

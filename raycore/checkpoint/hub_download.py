@@ -18,9 +18,9 @@ from typing import Any, cast
 
 from raycore.checkpoint.gguf.choice import choose_files
 from raycore.checkpoint.gguf.header import is_gguf, part_names
-from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.weight_files import INDEX_FILE, SINGLE_FILE, has_weight_files
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields
 
 logger = logging.getLogger(__name__)
 

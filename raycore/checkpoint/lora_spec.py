@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 
 from raycore.checkpoint.gguf.adapter import GgufAdapter, read_gguf_adapter
 from raycore.checkpoint.gguf.header import BLOCKS, SUFFIX, refuse_other_file
-from raycore.checkpoint.json_fields import JsonFields, shortened
 from raycore.checkpoint.peft_options import PeftOptions, read_alpha
 from raycore.errors import InvalidAdapter, InvalidCheckpoint, InvalidConfig
+from raycore.json_fields import JsonFields, shortened
 from raycore.models.linears import dense_linears
 from raycore.models.mixers.kinds import REFUSED_ADAPTERS
 from raycore.models.spec import ModelSpec

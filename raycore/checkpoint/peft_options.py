@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.module_patterns import InvalidPattern, ModuleValues
 from raycore.errors import InvalidAdapter
+from raycore.json_fields import JsonFields
 from raycore.models.spec import ModelSpec
 
 _MAX_ALPHA = 1e6

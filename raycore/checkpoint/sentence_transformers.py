@@ -7,17 +7,25 @@ checkpoints want before a text, are the caller's matter: `read_prompts` reads th
 
 from __future__ import annotations
 
-__all__ = ["MODULES_FILE", "SentenceModules", "max_sequence_length", "read_modules", "read_prompts"]
+__all__ = ["MODULES_FILE", "SentenceFiles", "max_sequence_length", "read_modules", "read_prompts"]
 
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.weight_files import SINGLE_FILE, read_header
 from raycore.errors import InvalidCheckpoint
-from raycore.models.pooling import ActivationName, HeadActivation, HeadLinear, HeadNorm, HeadPart, SequencePooling
+from raycore.json_fields import JsonFields
+from raycore.models.pooling import (
+    ActivationName,
+    HeadActivation,
+    HeadLinear,
+    HeadNorm,
+    HeadPart,
+    SentenceModules,
+    SequencePooling,
+)
 
 MODULES_FILE = "modules.json"
 _POOLINGS: dict[str, SequencePooling] = {"cls_token": "CLS", "mean_tokens": "MEAN", "lasttoken": "LAST"}
@@ -34,15 +42,16 @@ _ACTIVATIONS: dict[str, ActivationName | None] = {
 _LINEAR_NAMES = ("linear.weight", "dense.weight", "weight")
 
 
-class SentenceModules(NamedTuple):
-    """The modules after the transformer."""
+class SentenceFiles(NamedTuple):
+    """Those of the checkpoint in a directory. Implements `PoolingFiles`."""
 
-    pooling: SequencePooling | None
-    """None: no module pools, so each token has a result."""
-    head: list[HeadPart]
-    is_normalized: bool
-    embedding_size: int | None
-    """Number of outputs of the last linear layer. None: there is none."""
+    path: Path
+
+    def modules(self) -> SentenceModules | None:
+        return read_modules(self.path)
+
+    def max_length(self) -> int | None:
+        return max_sequence_length(self.path)
 
 
 def read_modules(path: Path) -> SentenceModules | None:

@@ -26,8 +26,8 @@ from typing import NamedTuple
 import msgspec
 
 from raycore.checkpoint.gguf.header import is_gguf, refuse_other_file
-from raycore.checkpoint.json_fields import JsonFields, refuse_lfs_pointer
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields, refuse_lfs_pointer
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.config import LoRAConfig
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.models.spec import ModelSpec
 

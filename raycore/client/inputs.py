@@ -12,9 +12,9 @@ from numbers import Integral
 from typing import Any, Protocol, cast
 
 from raycore.beam_search import BeamSearchParams
-from raycore.checkpoint.json_fields import shortened
 from raycore.client.tokenization import PLAIN, Tokenization
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.messages import Feature, FeatureData
 from raycore.sampling_params import SamplingParams, checked_int

@@ -7,9 +7,9 @@ from typing import Any, cast, get_args
 
 import msgspec
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.client.pooling_params import resolved_pooling_params
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.sampling_params import SamplingParams

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import msgspec
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import checked_int, json_like

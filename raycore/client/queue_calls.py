@@ -12,13 +12,13 @@ from raycore.display.progress_bars import request_bar
 
 # isort: split
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.client.ask import Ask, asks_of
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt, Prompt
 from raycore.client.rendering import Adapters, Messages, chat_prompts, completion_prompts
 from raycore.client.step_queue import Output, StepQueue
 from raycore.errors import InvalidRequest, RequestFailed
+from raycore.json_fields import shortened
 from raycore.outputs import PoolingRequestOutput, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.short_tracebacks import ends_tracebacks

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.client.client import EngineClient
 from raycore.client.inputs import OnlyText, ParsedPrompt, Prompt, as_prompt_list, has_images, parse_prompts
 from raycore.client.tokenization import Tokenization
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.text.media_parts import take_images
 

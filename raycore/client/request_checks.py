@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.ask import Ask, CheckedAsk
 from raycore.client.inputs import ParsedPrompt, checked_request_id
@@ -18,6 +17,7 @@ from raycore.client.thinking import ThinkingLimits
 from raycore.config import EngineConfig
 from raycore.errors import InvalidRequest
 from raycore.grammar.gate import ConstraintGate
+from raycore.json_fields import shortened
 from raycore.messages import EngineInfo
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams, checked_int

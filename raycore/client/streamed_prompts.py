@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.client.ask import Ask
 from raycore.client.inputs import ParsedPrompt, Prompt, checked_params, checked_request_id
 from raycore.client.streams import Streams
 from raycore.client.tokenization import PLAIN, Tokenization
 from raycore.errors import InvalidRequest
 from raycore.inputs import StreamingInput
+from raycore.json_fields import shortened
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.system import asyncio

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from placement.reserve import bundles_with, label_of
-from raycore.checkpoint.json_fields import shortened
 from raycore.config import EngineConfig
 from raycore.config.given_places import BUNDLES_VARIABLE, device_ids
 from raycore.errors import InvalidConfig
+from raycore.json_fields import shortened
 from raycore.system import os
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import msgspec
 
 from raycore.checkpoint.eagle3_spec import Eagle3Spec, load_eagle3_spec
 from raycore.checkpoint.hub_cache import find_directory
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_eagle3, fit_model
 from raycore.checkpoint.weight_files import has_weight_files
 from raycore.config.speculative import SpeculativeConfig
 from raycore.errors import InvalidConfig
-from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
 from raycore.models.vision import without_vision
 

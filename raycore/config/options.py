@@ -25,8 +25,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, ge
 
 import msgspec
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
+from raycore.json_fields import shortened
 from raycore.plain_errors import decode_problem, either, unsupported_value
 
 _FunctionT = TypeVar("_FunctionT", bound=Callable[..., Any])

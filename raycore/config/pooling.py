@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.checkpoint.model_spec import pools_by_itself
 from raycore.config.options import json_object, option, settings_of
 from raycore.config.vllm_options import ANY, VllmOption, without_effect
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.json_fields import JsonFields
 from raycore.models.pooling import PoolingSpec, SequencePooling, TokenPooling
 from raycore.models.pooling_forms import PoolingChoice
-from raycore.models.registry import pools_by_itself
 from raycore.pooling_params import PoolingTask
 
 Runner = Literal["auto", "generate", "pooling"]

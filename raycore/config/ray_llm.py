@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
+from raycore.json_fields import shortened
 
 _STRATEGIES = {"PACK": "span", "STRICT_PACK": "fill"}
 """raycore's placement strategies, by Ray's for the workers of a rank."""

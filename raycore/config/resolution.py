@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from raycore.checkpoint.hub_cache import find_directory
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.checkpoint.model_spec import load_model_spec, read_config
 from raycore.config.cache import CacheConfig
 from raycore.config.checks import (
     check_cache_dtype,
@@ -54,7 +54,8 @@ from raycore.config.speculative import SpeculativeConfig, SpeculativeShorthand, 
 from raycore.config.structured_outputs import parsers_of
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig, InvalidRequest
-from raycore.models.registry import GENERATION_KEYS, generation_defaults, load_model_spec, read_config
+from raycore.json_fields import JsonFields
+from raycore.models.registry import GENERATION_KEYS, generation_defaults
 from raycore.models.spec import ModelSpec
 from raycore.models.vision import without_vision
 from raycore.plugins import find_plugins, import_plugin_file, load_general_plugins

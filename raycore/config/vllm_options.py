@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
+from raycore.json_fields import shortened
 
 ANY = "any value"
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import msgspec
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.client.client import EngineClient
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
@@ -23,6 +22,7 @@ from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig
 from raycore.control.replies import Replies, ask_ranks, check_running
 from raycore.errors import InvalidInput, InvalidRequest, RpcTimeout
+from raycore.json_fields import shortened
 from raycore.lora.added import AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
 from raycore.system import threading

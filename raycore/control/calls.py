@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from raycore.activity import PauseMode
-from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.sharded_state import checked_pattern
 from raycore.client.client import UTILITY_TIMEOUT_S, EngineClient
 from raycore.cluster.supervisor import Supervisor
@@ -24,6 +23,7 @@ from raycore.control.pauses import Pauses
 from raycore.control.weight_requests import WeightTransferInitRequest, WeightTransferUpdateRequest
 from raycore.control.weight_updates import WeightUpdates
 from raycore.errors import InvalidConfig, InvalidInput
+from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.short_tracebacks import ends_tracebacks
 from raycore.system import os

@@ -24,7 +24,7 @@ from typing import Any, cast
 import msgspec
 
 from raycore.checkpoint.gguf.header import is_gguf
-from raycore.checkpoint.json_fields import shortened
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.client.group import ClientGroup
@@ -36,9 +36,9 @@ from raycore.config import EngineConfig
 from raycore.control.pauses import Pauses
 from raycore.control.replies import Replies, ask_ranks, check_running
 from raycore.errors import EngineDeadError, InvalidCheckpoint, InvalidInput, RaycoreError, RpcTimeout, WorkerDied
+from raycore.json_fields import shortened
 from raycore.kv_transfer.identity import unique_key
 from raycore.messages import WeightVersion
-from raycore.models.registry import load_model_spec
 from raycore.system import threading, time
 from raycore.weight_transfer.references import lent
 

@@ -8,12 +8,12 @@ from typing import Any, Literal, TypeVar, cast
 import msgspec
 from msgspec.structs import force_setattr
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.options import check_options, settings_of
 from raycore.config.ray_llm import num_workers, take, with_resources
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig
+from raycore.json_fields import shortened
 from raycore.plain_errors import decode_problem
 from raycore.short_tracebacks import ends_traceback
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams

@@ -15,12 +15,12 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from raycore.checkpoint.json_fields import JsonFields
 from raycore.errors import InvalidCheckpoint
 from raycore.fallback.linears import adaptable
 from raycore.fallback.networks import check_modules, empty_network, read_config
 from raycore.fallback.plan import divided_sizes, plan_of
 from raycore.fallback.trace import AttentionCall, Trace, Unsupported, trace
+from raycore.json_fields import JsonFields
 from raycore.models.spec import CheckpointDType, ModelSpec
 
 _DECODER = "raycore.fallback.decoder.TransformersDecoder"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.quantization import Code
 from raycore.kernels.gates import native_gate_arguments
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
+from raycore.models.quantization import Code
 from raycore.models.spec import Gate
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.sampling_params import MAX_INT, is_encodable
 from raycore.short_tracebacks import ends_traceback
 

@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
+from raycore.json_fields import shortened
 from raycore.metrics.step_stats import IterationStats, SchedulerStats
 from raycore.recurring import Recurring
 from raycore.system import Empty, Full, Queue, threading

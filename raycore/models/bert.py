@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.encoder_spec import EncoderNames, EncoderSpec
 from raycore.models.family import Family, gate
 from raycore.models.spec import Parts, Roots, TensorNames

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.mixers.latent import latent_heads, latent_scale
 from raycore.models.moe import (

@@ -5,13 +5,11 @@ from __future__ import annotations
 __all__ = ["ENCODERS", "EncoderForm", "encoder_form", "encoder_pooling"]
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from raycore.checkpoint.json_fields import JsonFields
-from raycore.checkpoint.sentence_transformers import max_sequence_length, read_modules
+from raycore.json_fields import JsonFields
 from raycore.models.bert import BERT, ROBERTA, XLM_ROBERTA
 from raycore.models.family import Family
 from raycore.models.modernbert import MODERNBERT
@@ -21,6 +19,7 @@ from raycore.models.pooling import (
     HeadLinear,
     HeadNorm,
     HeadPart,
+    PoolingFiles,
     PoolingSpec,
     SequencePooling,
 )
@@ -69,13 +68,13 @@ def encoder_form(architecture: str) -> EncoderForm | None:
     return None
 
 
-def encoder_pooling(spec: ModelSpec, config: JsonFields, path: Path, choice: PoolingChoice) -> PoolingSpec:
+def encoder_pooling(spec: ModelSpec, config: JsonFields, files: PoolingFiles, choice: PoolingChoice) -> PoolingSpec:
     """Return what an encoder pools.
 
     Args:
         spec: of the encoder itself.
         config: config.json, with its labels.
-        path: the checkpoint's directory, which may have sentence-transformers' files.
+        files: of the checkpoint's directory.
 
     Raises:
         InvalidCheckpoint: a file is damaged, or asks for something that isn't supported.
@@ -85,19 +84,19 @@ def encoder_pooling(spec: ModelSpec, config: JsonFields, path: Path, choice: Poo
     if choice.convert == "classify" and form.head == "model":
         raise config.error("architectures", "one with a head for classes, because convert='classify'")
     if form.head == "model" or choice.convert == "embed":
-        return as_chosen(_embedder(spec, path, choice), choice)
-    return as_chosen(_classifier(spec, form, config, path, choice), choice)
+        return as_chosen(_embedder(spec, files, choice), choice)
+    return as_chosen(_classifier(spec, form, config, files, choice), choice)
 
 
-def _embedder(spec: ModelSpec, path: Path, choice: PoolingChoice) -> PoolingSpec:
-    modules = read_modules(path)
+def _embedder(spec: ModelSpec, files: PoolingFiles, choice: PoolingChoice) -> PoolingSpec:
+    modules = files.modules()
     found = PoolingSpec(
         tasks=["embed", "token_embed"],
         sequence=choice.sequence or (modules.pooling if modules is not None else None) or "CLS",
         token=choice.token or "ALL",
         embedding_size=spec.hidden_size,
         pairs="pair",
-        max_length=max_sequence_length(path),
+        max_length=files.max_length(),
     )
     if modules is None:
         return found
@@ -106,7 +105,7 @@ def _embedder(spec: ModelSpec, path: Path, choice: PoolingChoice) -> PoolingSpec
 
 
 def _classifier(
-    spec: ModelSpec, form: EncoderForm, config: JsonFields, path: Path, choice: PoolingChoice
+    spec: ModelSpec, form: EncoderForm, config: JsonFields, files: PoolingFiles, choice: PoolingChoice
 ) -> PoolingSpec:
     labels = labels_of(config)
     parts, sequence = _head(spec, form, config, len(labels))
@@ -122,7 +121,7 @@ def _classifier(
         num_labels=len(labels),
         labels=labels,
         pairs="pair",
-        max_length=max_sequence_length(path),
+        max_length=files.max_length(),
     )
     if form.head == "tokens":
         return found

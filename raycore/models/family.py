@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from raycore.checkpoint.json_fields import JsonFields
 from raycore.errors import InvalidConfig
+from raycore.json_fields import JsonFields
 from raycore.models.rotation import Rotation, parse_rotation
 from raycore.models.spec import Gate, Parts
 from raycore.models.vision import VisionSpec

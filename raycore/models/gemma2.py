@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, gate, plain_parts, windows_by_type
 from raycore.models.spec import Parts, TensorNames
 

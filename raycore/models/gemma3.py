@@ -4,7 +4,7 @@ windows rotate with a base of their own.
 
 from __future__ import annotations
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import Family, rotations_by_type
 from raycore.models.gemma2 import GEMMA_DEFAULTS, gemma_parts
 from raycore.models.rotation import Rotation

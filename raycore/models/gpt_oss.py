@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts, windows_by_type
 from raycore.models.moe import ExpertNames, MoeSpec, Router, num_chosen, num_experts
 from raycore.models.spec import ClampedSwiglu, Parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import Family
 from raycore.models.granite import GRANITE_DEFAULTS, granite_parts
 from raycore.models.mixers.mamba2 import Mamba2Spec

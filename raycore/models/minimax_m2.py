@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.moe import ExpertNames, MoeSpec, Router, num_chosen, num_experts
 from raycore.models.rotation import Rotation, parse_rotation

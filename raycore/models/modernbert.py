@@ -3,7 +3,7 @@ those near it."""
 
 from __future__ import annotations
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.encoder_spec import EncoderNames, EncoderSpec
 from raycore.models.family import Family, gate, sliding_layers
 from raycore.models.rotation import Rotation, parse_rotation

@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 
 MXFP4_NUMBERS, MXFP4_SCALES = "_blocks", "_scales"
 """What the names of tensors of stacked experts end with, if they are in MXFP4."""

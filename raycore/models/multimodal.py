@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import Family
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.ministral3 import MINISTRAL3

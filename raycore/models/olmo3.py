@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import Family, rotations_by_type, windows_by_type
 from raycore.models.olmo2 import OLMO_DEFAULTS, olmo_parts
 from raycore.models.rotation import Rotation, parse_rotation

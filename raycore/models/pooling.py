@@ -8,7 +8,7 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -185,3 +185,27 @@ def _with_bias(part: HeadPart, has_tensor: Callable[[str], bool]) -> HeadPart:
         return part
     bias = part.weight.removesuffix("weight") + "bias"
     return msgspec.structs.replace(part, bias=bias if has_tensor(bias) else None)
+
+
+class SentenceModules(NamedTuple):
+    """The modules after the transformer, of a checkpoint of sentence-transformers."""
+
+    pooling: SequencePooling | None
+    """None: no module pools, so each token has a result."""
+    head: list[HeadPart]
+    is_normalized: bool
+    embedding_size: int | None
+    """Number of outputs of the last linear layer. None: there is none."""
+
+
+class PoolingFiles(Protocol):
+    """The files of a checkpoint that say how it pools.
+
+    Raises InvalidCheckpoint if a file is damaged, or there is a module that raycore doesn't know.
+    """
+
+    def modules(self) -> SentenceModules | None:
+        """Return the modules after the transformer. None: no file names them."""
+
+    def max_length(self) -> int | None:
+        """Return the maximum number of tokens of a text. None: no file names it."""

@@ -13,19 +13,18 @@ __all__ = [
 ]
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Literal, NamedTuple
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
-from raycore.checkpoint.sentence_transformers import max_sequence_length, read_modules
+from raycore.json_fields import JsonFields
 from raycore.models.pooling import (
     HeadActivation,
     HeadLinear,
     HeadPart,
     HeadRows,
     Normalization,
+    PoolingFiles,
     PoolingSpec,
     SequencePooling,
     TokenPooling,
@@ -89,13 +88,15 @@ def pooling_form(architecture: str) -> PoolingForm | None:
     return None
 
 
-def decoder_pooling(spec: ModelSpec, form: Form, config: JsonFields, path: Path, choice: PoolingChoice) -> PoolingSpec:
+def decoder_pooling(
+    spec: ModelSpec, form: Form, config: JsonFields, files: PoolingFiles, choice: PoolingChoice
+) -> PoolingSpec:
     """Return what a decoder pools.
 
     Args:
         spec: of the decoder itself.
         config: config.json, with its labels.
-        path: the checkpoint's directory, which may have sentence-transformers' files.
+        files: of the checkpoint's directory.
 
     Raises:
         InvalidCheckpoint: a file is damaged, or asks for something that isn't supported.
@@ -104,7 +105,7 @@ def decoder_pooling(spec: ModelSpec, form: Form, config: JsonFields, path: Path,
         raise config.error("use_bidirectional_attention", "false, because decoders' tokens see only those before them")
     if config.get("is_causal") is False:
         raise config.error("is_causal", "true, because decoders' tokens see only those before them")
-    modules = read_modules(path)
+    modules = files.modules()
     classifies = choice.convert == "classify" or (choice.convert != "embed" and form not in ("generate", "model"))
     if choice.returned_token_ids is not None and form == "generate" and choice.convert == "auto":
         classifies = True
@@ -119,7 +120,7 @@ def decoder_pooling(spec: ModelSpec, form: Form, config: JsonFields, path: Path,
         use_activation=True if modules is None or classifies else modules.is_normalized,
         is_matryoshka=config.bool_("is_matryoshka") or bool(config.list_("matryoshka_dimensions")),
         matryoshka_dimensions=config.list_("matryoshka_dimensions") or None,
-        max_length=max_sequence_length(path),
+        max_length=files.max_length(),
     )
     if classifies:
         found = _with_classifier(found, spec, form, config, labels, choice)

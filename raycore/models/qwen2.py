@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts, sliding_layers
 from raycore.models.spec import Parts
 

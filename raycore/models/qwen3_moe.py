@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import Family, plain_parts, same_window
 from raycore.models.moe import MoeSpec, Router, num_chosen, num_experts, sparse_layers
 from raycore.models.qwen2 import QWEN2_DEFAULTS

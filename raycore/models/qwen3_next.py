@@ -7,7 +7,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.state import state_layers

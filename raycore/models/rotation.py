@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 
 RopeType = Literal["linear", "llama3", "yarn", "longrope"]
 

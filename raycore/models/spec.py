@@ -20,7 +20,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from raycore.checkpoint.quantization import Quantization
 from raycore.errors import InvalidConfig
 from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.mixers.attention import AttentionHeads
@@ -29,6 +28,7 @@ from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.spec import MixerSpec, Refusable
 from raycore.models.moe import MoeSpec
 from raycore.models.pooling import PoolingSpec
+from raycore.models.quantization import Quantization
 from raycore.models.rotation import Rotation
 from raycore.models.rows import Rows, divided, whole
 from raycore.models.vision import VisionSpec

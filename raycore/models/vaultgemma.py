@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.family import Family
 from raycore.models.gemma2 import GEMMA2, gemma_parts
 from raycore.models.spec import Parts, TensorNames

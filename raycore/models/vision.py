@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec

@@ -13,11 +13,11 @@ from contextlib import asynccontextmanager
 from importlib import import_module
 from typing import Any, Protocol
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, CONFIG_FILE
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.errors import InvalidConfig
 from raycore.extras import needing
+from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.serve.config import LoraConfig
 from raycore.server.adapters import AdapterCalls, Adapters, OfferedAdapter, Subscriber, allowed_directory, ids

@@ -17,12 +17,12 @@ import msgspec
 
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.hub_cache import find_directory
-from raycore.checkpoint.json_fields import shortened
 from raycore.checkpoint.lora_spec import ADAPTER_FILE, CONFIG_FILE
 from raycore.client.adapter_checks import AdapterChecks
 from raycore.config import resolve
 from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
+from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
 from raycore.server.errors import NotAllowed, NotFound

@@ -8,7 +8,7 @@ from email.message import Message
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
-from raycore.checkpoint.json_fields import shortened
+from raycore.json_fields import shortened
 from raycore.server.errors import APIError
 from raycore.server.preparation import off_loop
 

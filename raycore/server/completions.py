@@ -7,8 +7,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.messages import Feature, FeatureData
 from raycore.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams

@@ -8,7 +8,6 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import (
     EngineDeadError,
     InvalidInput,
@@ -17,6 +16,7 @@ from raycore.errors import (
     RequestTooLarge,
     WeightVersionChanged,
 )
+from raycore.json_fields import shortened
 from raycore.pooling_params import PoolingParams
 from raycore.server.protocol import (
     ChatCompletionRequest,

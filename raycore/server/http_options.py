@@ -8,9 +8,9 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.config.options import option, options_of
 from raycore.errors import InvalidConfig
+from raycore.json_fields import shortened
 
 
 def texts(given: str | Sequence[str]) -> Sequence[str]:

@@ -18,8 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidInput
+from raycore.json_fields import shortened
 from raycore.simulation.request_log import logged_requests
 
 BLOCK_TOKENS = 512

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.text.media_parts import ImagePlace
 
 Message = Mapping[str, Any]

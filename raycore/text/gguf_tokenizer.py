@@ -11,8 +11,8 @@ __all__ = ["tokenizer_config", "tokenizer_json"]
 from typing import Any
 
 from raycore.checkpoint.gguf.header import GgufFile
-from raycore.checkpoint.json_fields import JsonFields, shortened
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields, shortened
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 2, 3, 4, 5, 6
 """Types of tokens. All others are ordinary ones."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidConfig
+from raycore.json_fields import shortened
 
 
 def read_chat_template(given: str | os.PathLike[str] | None) -> str | None:

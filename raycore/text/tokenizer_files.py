@@ -16,8 +16,8 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as NativeTokenizer
 
 from raycore.checkpoint.gguf.header import is_gguf, read_gguf
-from raycore.checkpoint.json_fields import refuse_lfs_pointer
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import refuse_lfs_pointer
 from raycore.text.gguf_tokenizer import tokenizer_config, tokenizer_json
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -14,9 +14,9 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.quantization import Quantization, WeightScheme, stored_scheme
 from raycore.errors import InvalidCheckpoint
 from raycore.models.moe import MXFP4_NUMBERS
+from raycore.models.quantization import Quantization, WeightScheme, stored_scheme
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fp8_weight import FP8, Fp8Weight
 from raycore.weights.gathered import GatheredRows

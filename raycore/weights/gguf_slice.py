@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.gguf.header import BLOCKS
-from raycore.checkpoint.quantization import GGUF_SCHEMES, WeightScheme
 from raycore.checkpoint.weight_files import StoredTensor
 from raycore.errors import InvalidCheckpoint
 from raycore.extras import needing
+from raycore.models.quantization import GGUF_SCHEMES, WeightScheme
 from raycore.weights.packed_weight import PackedWeight, pack
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.quantization import Code, RowBits, WeightScheme
 from raycore.errors import InvalidCheckpoint
+from raycore.models.quantization import Code, RowBits, WeightScheme
 from raycore.weights.packed_weight import E2M1_INTEGERS, NUMBERS_AT_A_TIME, WORD_BITS, PackedWeight, pack
 
 BLOCK_INPUTS = 256

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from raycore.checkpoint.quantization import WeightScheme, stored_scheme
 from raycore.class_paths import import_path
 from raycore.models.linears import FusedLinear, dense_linears
 from raycore.models.mixers.spec import MixerSpec, Vector
+from raycore.models.quantization import WeightScheme, stored_scheme
 from raycore.models.rows import Rows
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.quantization import Code
+from raycore.models.quantization import Code
 
 WORD_BITS = 32
 E2M1_INTEGERS = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.quantization import WeightScheme
 from raycore.errors import InvalidCheckpoint
+from raycore.models.quantization import WeightScheme
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.packed_weight import WORD_BITS, PackedWeight, pack, unpack
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from raycore.checkpoint.quantization import WeightScheme
 from raycore.checkpoint.stages import Stage
 from raycore.models.moe import ExpertShare
+from raycore.models.quantization import WeightScheme
 from raycore.models.spec import ModelSpec
 from raycore.weights.linear_formats import CONVERTED, LinearFormats
 

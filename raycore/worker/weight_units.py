@@ -19,10 +19,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from raycore.checkpoint.quantization import WeightScheme, stored_scheme
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import wrong_shape
 from raycore.errors import InvalidInput
+from raycore.models.quantization import WeightScheme, stored_scheme
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fill import CheckpointFill
 from raycore.weights.gguf_slice import GgufSlice, given_blocks, types_by_row_bytes

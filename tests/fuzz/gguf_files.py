@@ -27,11 +27,11 @@ import torch
 from families import make_checkpoint
 from gguf_files import OPTIONS, write_gguf
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.kernels import library as native_kernels
 from raycore.layers.native_operations import NativeOperations
-from raycore.models.registry import load_model_spec
 from raycore.text.tokenizer import Tokenizer
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight

@@ -19,11 +19,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest, TokenLogprobs
-from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity

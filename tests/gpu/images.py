@@ -33,12 +33,12 @@ from vision_checkpoints import (
 
 from gpu.checks import Checks, Report
 from gpu.engines import Device, engine
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.vision_tensors import vision_tensors
 from raycore.engine.core import EngineCore
 from raycore.layers.operations import Operations, TorchOperations
 from raycore.messages import EngineRequest
-from raycore.models.registry import load_model_spec
 from raycore.models.vision import VisionSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.runner.decode_graphs import CudaCapture

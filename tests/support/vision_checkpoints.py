@@ -17,8 +17,8 @@ from PIL.Image import Image
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as NativeTokenizer
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.messages import Feature, FeatureData
-from raycore.models.registry import load_model_spec
 from raycore.multimodal.processor import processor_class
 
 QWEN2_5, QWEN3, GEMMA3 = "qwen2_5_vl", "qwen3_vl", "gemma3"

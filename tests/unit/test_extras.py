@@ -63,7 +63,7 @@ DOORS = {
     "architecture": (
         "transformers",
         "transformers",
-        "from raycore.models.registry import load_model_spec; load_model_spec(Path('unknown'), 'auto')",
+        "from raycore.checkpoint.model_spec import load_model_spec; load_model_spec(Path('unknown'), 'auto')",
     ),
     "fallback": ("transformers", "transformers", "from raycore.fallback.library import library; library('models')"),
     "structured": (

@@ -17,7 +17,7 @@ import pytest
 import torch
 from gpu import checks, command, engines
 
-from raycore.models.registry import load_model_spec
+from raycore.checkpoint.model_spec import load_model_spec
 
 TOY = ["--device", "cpu", "--toy"]
 ARCHITECTURES = ("llama3", "mixtral", "gemma3", "gpt_oss")

@@ -39,6 +39,7 @@ SHARED = {
     "text",
     "checkpoint",
     "models",
+    "json_fields",
     "lora",
     "lru_bytes",
     "display",
@@ -49,6 +50,9 @@ SHARED = {
     "short_tracebacks",
 }
 """Values, and what needs no layer: everything may import them."""
+
+ORDERED = ["config", "checkpoint", "models", "cache_layout", "json_fields"]
+"""Some of these, from top to bottom: what options mean, what is read of a checkpoint, and what describes a model."""
 
 BELOW = {
     "compat": {"cli"},
@@ -180,6 +184,15 @@ def test_shared_values_import_no_layer():
             # errors.py has placement's among its own
             layers = {layer_of(module) for module in imports_of(path)} & set(BELOW) - {"placement"}
             wrong += [f"{name_of(path)} imports {layer}" for layer in sorted(layers)]
+    assert wrong == []
+
+
+def test_what_describes_a_model_imports_nothing_that_reads_it():
+    wrong: list[str] = []
+    for path in SOURCE_FILES:
+        own = layer_of(name_of(path).removesuffix(".py").replace("/", "."))
+        above = set(ORDERED[: ORDERED.index(own)]) if own in ORDERED else set[str]()
+        wrong += [f"{name_of(path)} imports {each}" for each in sorted({layer_of(m) for m in imports_of(path)} & above)]
     assert wrong == []
 
 

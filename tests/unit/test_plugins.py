@@ -13,11 +13,11 @@ from configs import make_config
 from plugin_package import install, marks
 
 from raycore import plugins
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.config import EngineConfig, resolve
 from raycore.config.logits_processors import processor_classes
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidCheckpoint, InvalidConfig
-from raycore.models.registry import load_model_spec
 from raycore.scheduler.protocol import load_scheduler_class
 from raycore.server.options import server_options
 from raycore.server.parsers.reasoning import parser_named as reasoning_parser_named

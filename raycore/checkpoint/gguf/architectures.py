@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from raycore.checkpoint.gguf.header import GgufFile
-from raycore.checkpoint.json_fields import JsonFields, shortened
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields, shortened
 
 _KEY = "general.architecture"
 _MAX_NUMBER = 2**31 - 1

@@ -11,9 +11,9 @@ from typing import Any
 from raycore.checkpoint.gguf.architectures import Architecture, architecture_of, same_in_layers
 from raycore.checkpoint.gguf.header import PLAIN, GgufFile, shortest_float
 from raycore.checkpoint.gguf.tensors import named_tensors
-from raycore.checkpoint.json_fields import JsonFields
-from raycore.checkpoint.quantization import GGUF_SCHEMES
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields
+from raycore.models.quantization import GGUF_SCHEMES
 
 _SAMPLING = {
     "general.sampling.temp": "temperature",

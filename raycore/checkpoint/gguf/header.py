@@ -31,9 +31,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from raycore.checkpoint.json_fields import refuse_lfs_pointer, shortened
 from raycore.errors import InvalidCheckpoint, MissingPackage
 from raycore.extras import is_installed, missing_package
+from raycore.json_fields import refuse_lfs_pointer, shortened
 
 SUFFIX = ".gguf"
 _MAGIC = b"GGUF"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from raycore.checkpoint.gguf.architectures import Architecture, architecture_of, same_in_layers
 from raycore.checkpoint.gguf.header import BLOCKS, GgufFile, GgufTensor, read_gguf
-from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.weight_files import StoredTensor
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields
 
 _OF_MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _ROTATIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.cli.bench.flags import BACKENDS
 from raycore.config.options import json_object
 from raycore.errors import InvalidConfig, InvalidRequest
+from raycore.json_fields import shortened
 from raycore.text.tokenizer import Tokenizer
 
 _TRIES = 10

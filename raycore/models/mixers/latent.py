@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 from raycore.models.linears import FusedLinear
 from raycore.models.mixers.spec import Cached, HeadShape, MixerSpec, Refusable, Vector
 from raycore.models.rotation import rope_parameters

@@ -7,8 +7,8 @@ from typing import Any, cast
 import msgspec
 from pydantic import ValidationError
 
-from raycore.checkpoint.json_fields import shortened
 from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.reasoning_tags import ReasoningTags
 from raycore.sampling_params import SamplingParams
 from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported

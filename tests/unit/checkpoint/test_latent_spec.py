@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import layer_costs
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.moe import Router, SharedExperts
-from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
 
 YARN = {

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts
-from raycore.models.registry import load_model_spec
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
 

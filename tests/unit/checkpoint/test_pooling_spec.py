@@ -10,11 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from raycore.checkpoint.model_spec import load_model_spec, pools_by_itself, read_config
 from raycore.checkpoint.sentence_transformers import max_sequence_length, read_modules
 from raycore.errors import InvalidCheckpoint
 from raycore.models.pooling import HeadActivation, HeadLinear, HeadNorm, HeadRows, PoolingSpec
 from raycore.models.pooling_forms import PoolingChoice, pooling_form
-from raycore.models.registry import load_model_spec, pools_by_itself, read_config
 
 CONFIG = {
     "hidden_size": 64,

@@ -14,13 +14,13 @@ from safetensors.numpy import save_file
 
 from raycore.checkpoint import stored_model
 from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.checkpoint.quantization import Quantization, WeightScheme
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.checkpoint.tensor_shapes import model_tensors
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
 from raycore.models.moe import MoeSpec, Router, SharedExperts
-from raycore.models.registry import load_model_spec
+from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ModelSpec, Roots, TensorNames
 from raycore.weights.loader import RankLayout, load_decoder_weights
 from raycore.weights.share import WeightShare

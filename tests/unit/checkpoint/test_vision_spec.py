@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from raycore.checkpoint.json_fields import JsonFields
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields
 from raycore.models.registry import parse_model_spec
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec

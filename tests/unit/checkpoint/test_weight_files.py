@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from raycore.checkpoint.json_fields import JsonFields
 from raycore.checkpoint.weight_files import has_weight_files, read_header, stored_tensors
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(5, np.float16), "c": np.float32([[7]])}

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import Attention
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.decoder.decoder import Decoder
 from raycore.decoder.network import ComputeLayer, Network
@@ -39,7 +40,6 @@ from raycore.fallback.networks import load_network
 from raycore.layers.operations import TorchOperations
 from raycore.models.moe import MoeSpec
 from raycore.models.pooling_forms import PoolingChoice
-from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.step.batch import SlotBatch

@@ -13,6 +13,7 @@ from encoder_checkpoints import FAMILIES, HEADS, make_encoder, reference
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.encoder.attention import EncoderHeads, make_attention
 from raycore.encoder.encoder import Encoder
@@ -23,7 +24,6 @@ from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import TorchOperations, check_tiles
 from raycore.messages import NewRequest, StepPlan
 from raycore.models.pooling_forms import PoolingChoice
-from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.sampling_params import SamplingParams

@@ -14,12 +14,12 @@ from native_kernels import needs_kernels
 from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
 from raycore.executor.inline import InlineExecutor
 from raycore.lora.request import LoRARequest
 from raycore.messages import EngineRequest
-from raycore.models.registry import load_model_spec
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 

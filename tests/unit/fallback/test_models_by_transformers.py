@@ -16,6 +16,7 @@ import transformers
 from families import SIZES, make_checkpoint
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.config import resolve
 from raycore.config.checks import warn_of_transformers
 from raycore.errors import InvalidCheckpoint, InvalidConfig
@@ -25,7 +26,7 @@ from raycore.fallback.networks import load_network
 from raycore.kernels import Backend
 from raycore.layers.lora import Adapters
 from raycore.layers.operations import TorchOperations
-from raycore.models.registry import FAMILIES, load_model_spec
+from raycore.models.registry import FAMILIES
 from raycore.models.spec import LinearShape, ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.lora_weights import LoraLinear, LoraPart, LoraWeights

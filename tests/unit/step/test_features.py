@@ -10,8 +10,8 @@ import torch
 import transformers
 from vision_checkpoints import GEMMA3, IMAGE, QWEN2_5, QWEN3, Prompt, Prompts, image, make_vision_checkpoint
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.messages import NewRequest, StepPlan
-from raycore.models.registry import load_model_spec
 from raycore.sampling_params import SamplingParams
 from raycore.step.batch import SlotBatch
 from raycore.step.features import FeatureRows, SlotFeatures

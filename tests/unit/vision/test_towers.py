@@ -13,11 +13,11 @@ import transformers
 from vision_checkpoints import GEMMA3, KINDS, QWEN2_5, QWEN3, embeddings_of, make_vision_checkpoint
 from waiting import LONG_S
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.kernels import library
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations, TorchOperations
-from raycore.models.registry import load_model_spec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.vision.grids import Grid, square_windows
 from raycore.vision.tower import Tower, make_tower

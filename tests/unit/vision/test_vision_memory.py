@@ -11,8 +11,8 @@ import torch
 from peak_memory import peak_bytes
 from vision_checkpoints import GEMMA3, KINDS, make_vision_checkpoint
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.layers.operations import TorchOperations
-from raycore.models.registry import load_model_spec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.vision.grids import Grid
 from raycore.vision.memory import encoder_bytes

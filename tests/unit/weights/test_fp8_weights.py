@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from small_model import SPEC as QWEN
 
-from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.errors import InvalidCheckpoint
 from raycore.models.moe import MoeSpec
+from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ModelSpec
 from raycore.weights.fp8_weight import FP8, Fp8Weight, quantize_rows
 from raycore.weights.linear_formats import EVERY_FP8, STORED_FP8

@@ -9,6 +9,7 @@ import torch
 from families import make_checkpoint
 from native_kernels import needs_kernels
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
@@ -17,7 +18,6 @@ from raycore.errors import InvalidCheckpoint
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import TorchOperations
 from raycore.models.pooling import PoolingSpec
-from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.gguf_slice import GgufMapping

@@ -20,14 +20,14 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.checkpoint.lora_spec import LoraSpec
-from raycore.checkpoint.quantization import WeightScheme
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.decoder.decoder import Decoder
 from raycore.decoder.mixer import reorder_adapter_
 from raycore.errors import InvalidCheckpoint
 from raycore.layers.lora import Adapters
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import TorchOperations
-from raycore.models.registry import load_model_spec
+from raycore.models.quantization import WeightScheme
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.linear_formats import CONVERTED, EVERY_INTEGERS, STORED_INTEGERS

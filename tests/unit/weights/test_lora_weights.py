@@ -19,10 +19,10 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from raycore.checkpoint.lora_spec import LoraSpec
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidAdapter
 from raycore.models.linears import FusedLinear, dense_linears
-from raycore.models.registry import load_model_spec
 from raycore.models.spec import LinearShape, ModelSpec
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.lora_weights import LoraLinear, LoraWeights, largest_lora_bytes, load_lora_weights

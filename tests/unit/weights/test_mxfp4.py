@@ -13,11 +13,11 @@ from native_kernels import needs_kernels
 from safetensors.torch import save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from raycore.checkpoint.quantization import Quantization, WeightScheme
 from raycore.checkpoint.weight_files import read_header
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.routed_experts import TorchExperts
 from raycore.models.moe import ExpertShare, MoeSpec, Router
+from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ClampedSwiglu
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill

@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from small_model import make_runner
 from torch import Tensor
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import split_layers
 from raycore.errors import InvalidCheckpoint
-from raycore.models.registry import load_model_spec
 from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fp8_weight import Fp8Weight

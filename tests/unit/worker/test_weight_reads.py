@@ -10,12 +10,12 @@ import torch
 from families import make_checkpoint
 from native_kernels import needs_kernels
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.config import resolve
 from raycore.decoder.decoder import Decoder
 from raycore.layers.native_operations import NativeOperations
 from raycore.messages import Computation
-from raycore.models.registry import load_model_spec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.linear_formats import STORED_INTEGERS
 from raycore.weights.loader import load_decoder_weights

@@ -13,6 +13,7 @@ from families import auto_class, make_checkpoint
 from torch import nn
 from transformers import AutoConfig
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.class_paths import import_path
@@ -22,7 +23,6 @@ from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.kinds import REFUSED_ADAPTERS, StateSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.spec import MixerSpec, Vector
-from raycore.models.registry import load_model_spec
 from raycore.models.rows import Rows
 from raycore.models.spec import ModelSpec
 from raycore.state.recurrence import Recurrence

@@ -15,7 +15,7 @@ from typing import Literal
 
 import msgspec
 
-from raycore.checkpoint.json_fields import JsonFields
+from raycore.json_fields import JsonFields
 
 _KEYS = ("quantization_config", "compression_config")
 """The second is the name in files of older versions of compressed-tensors."""
@@ -282,7 +282,7 @@ def _mxfp4(fields: JsonFields) -> Quantization:
 
 
 def _gguf(fields: JsonFields) -> Quantization:
-    """What `raycore.checkpoint.gguf` says of a file: the types of layers whose weights can be kept as they are."""
+    """What a GGUF file says of itself: the types of layers whose weights can be kept as they are."""
     layers, targets = fields.child("layers"), list[tuple[str, WeightScheme | None]]()
     for layer, kind in layers.values.items():
         _require(layers, layer, *GGUF_SCHEMES)

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from raycore.checkpoint.json_fields import JsonFields
-from raycore.checkpoint.quantization import Quantization, WeightScheme, parse_quantization
 from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields
+from raycore.models.quantization import Quantization, WeightScheme, parse_quantization
 
 WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
 ACTIVATIONS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
