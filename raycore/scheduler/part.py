@@ -287,3 +287,22 @@ class Hooks:
         self.drop_embeddings = overridden(parts, SchedulerPart.drop_embeddings)
         self.identity_taken = overridden(parts, SchedulerPart.identity_taken)
         self.load = overridden(parts, SchedulerPart.load)
+
+    def ask(self, start: Start) -> tuple[Verdict, SchedulerPart]:
+        """Ask what a request would begin with. Returns the answer of the last part that was asked, and that part."""
+        for part in self.offer:
+            verdict = part.offer(start)
+            if verdict is not Verdict.START:
+                return verdict, part
+        return Verdict.START, _NO_PART
+
+    def take_back_any(self) -> bool:
+        """Take back blocks that are kept for others, because a request lacks some. Returns whether there were any."""
+        return any(take_back() for take_back in self.take_back)
+
+    def want_step(self) -> bool:
+        """Whether a step is of use without tokens, because a part has something under way."""
+        return any(wants_step() for wants_step in self.wants_step)
+
+
+_NO_PART = SchedulerPart()

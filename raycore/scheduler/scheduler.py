@@ -38,6 +38,7 @@ from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.prefix_cache import PrefixCache
 from raycore.messages import EngineRequest, FinishedRequest, LoadView, StepPlan, StepResult, client_of
 from raycore.scheduler.block_needs import BlockNeeds
+from raycore.scheduler.chunks import Chunks
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.part import Hooks, SchedulerPart, SchedulerView, Start, Verdict
 from raycore.scheduler.policy import WaitingQueue
@@ -45,8 +46,6 @@ from raycore.scheduler.request import Request, RequestLimits
 from raycore.scheduler.slots import DECODE, LAST, PREFILL, STALLED, SlotTable
 from raycore.scheduler.step_builder import Chunk, InFlight, StepBuilder
 from raycore.scheduler.turns import Turns
-
-_NO_PART = SchedulerPart()
 
 
 class Scheduler:
@@ -95,6 +94,7 @@ class Scheduler:
         divides_prompts = all(part.divides_prompts for part in self.parts)
         most = config.max_num_batched_tokens
         self._turns = Turns(num_turns, self._slots, most, divides_prompts=divides_prompts)
+        self._chunks = Chunks(self._slots, config.long_prefill_token_threshold, self._hooks)
         self._needs = BlockNeeds(self._limits, self._slots, self._blocks, self._hooks)
         self._waiting = WaitingQueue(config.policy)
         self._held: dict[int, Request] = {}
@@ -119,19 +119,9 @@ class Scheduler:
         self._refused: tuple[Request, int] | None = None
         """(the most urgent waiting request, free blocks) when there were too few blocks for that request. While neither
         changes, the request isn't checked again."""
-        view = SchedulerView(
-            config,
-            self._slots,
-            self._blocks,
-            self._pool,
-            self._hooks,
-            self._limits.num_blocks_for,
-            self._preempt,
-            self._wait_again,
-            self._fail,
-            self._publish,
-            self._check_again,
-        )
+        seen = self._slots, self._blocks, self._pool, self._hooks, self._limits.num_blocks_for
+        done = self._preempt, self._wait_again, self._fail, self._publish, self._check_again
+        view = SchedulerView(config, *seen, *done)
         for part in self.parts:
             part.attach(view)
 
@@ -192,15 +182,11 @@ class Scheduler:
 
         Empty if `step` is not in flight.
         """
-        for planned in self._in_flight:
-            if planned.step == step:
-                requests = (planned.live_request(row, self._slots) for row in range(len(planned.batch.slots)))
-                return [request.seq_id for request in requests if request is not None]
-        return []
+        return [seq_id for each in self._in_flight if each.step == step for seq_id in each.seq_ids(self._slots)]
 
     def has_work(self) -> bool:
         """Whether any request is waiting or running, or blocks are moved. Requests that are held back don't count."""
-        return len(self._requests) > len(self._held) or self._wants_empty_step
+        return len(self._requests) > len(self._held) or self._hooks.want_step()
 
     def load(self) -> LoadView:
         """Return the current load, and counters since the start."""
@@ -264,7 +250,7 @@ class Scheduler:
         step = self._build_step()
         if step.is_empty and self._turns.number > 1:
             step = self._build_step(only_due=False)
-        if step.is_empty and not self._wants_empty_step:
+        if step.is_empty and not self._hooks.want_step():
             return None
         if self._turns.number > 1:
             step.note_turns(self._num_steps, self._slots)
@@ -275,11 +261,6 @@ class Scheduler:
         self._freed_slots = []
         self._in_flight.append(in_flight)
         return plan
-
-    @property
-    def _wants_empty_step(self) -> bool:
-        """Whether a step is of use without tokens, because a part has something under way."""
-        return any(wants_step() for wants_step in self._hooks.wants_step)
 
     def _build_step(self, *, only_due: bool = True) -> StepBuilder:
         """Build the next step. `only_due`: leave out decodes whose last tokens are still being computed by stages."""
@@ -317,11 +298,13 @@ class Scheduler:
             step.block_slots = slots[is_full.nonzero()[0]].tolist()
             needed = len(step.block_slots) * self._blocks.num_groups
             if self._prefills:
-                step.chunks = self._running_chunks(min(share, self._config.max_num_batched_tokens - len(slots)))
+                step.chunks = self._chunks.of_running(
+                    self._prefills, min(share, self._config.max_num_batched_tokens - len(slots))
+                )
                 needed += step.num_missing_blocks(self._slots, self._blocks)
             if needed <= self._pool.num_free:
                 return step, has_preempted
-            if self._takes_back_blocks():
+            if self._hooks.take_back_any():
                 continue
             self._preempt_one()
             has_preempted = True
@@ -340,32 +323,6 @@ class Scheduler:
     def take_turns(self, num_turns: int) -> None:
         """Let running decodes take turns in so many steps from now on."""
         self._turns.number = num_turns
-
-    def _running_chunks(self, budget: int) -> list[Chunk]:
-        chunks: list[Chunk] = []
-        for request in self._prefills:
-            if not budget:
-                break
-            chunk = self._chunk(request, int(self._slots.computed[request.slot]), len(request.tokens), budget)
-            if chunk.num_tokens:
-                budget -= chunk.num_tokens
-                chunks.append(chunk)
-            elif self._keeps_tokens():
-                break
-        return chunks
-
-    def _keeps_tokens(self) -> bool:
-        """Whether the rest of the step's tokens is kept for a request that has just got none."""
-        hooks = self._hooks.keeps_tokens
-        return bool(hooks) and any(keeps_tokens() for keeps_tokens in hooks)
-
-    def _chunk(self, request: Request, num_computed: int, num_known: int, budget: int) -> Chunk:
-        remaining = num_known - num_computed
-        longest = self._config.long_prefill_token_threshold or remaining
-        end = num_computed + min(remaining, longest, budget)
-        for limit_chunk in self._hooks.limit_chunk:
-            end = limit_chunk(request, num_computed, end, num_computed + min(remaining, budget))
-        return Chunk(request, end - num_computed, end == num_known)
 
     def _preempt_one(self) -> None:
         """Preempt the least urgent running request, and put it back in the waiting queue.
@@ -417,7 +374,7 @@ class Scheduler:
 
     def _admit_waiting(self, step: StepBuilder, budget: int) -> None:
         """Admit waiting requests, the most urgent first, until the budget, the slots or the blocks run out."""
-        if self._keeps_tokens():
+        if self._chunks.keep_the_rest():
             return
         for ready in self._hooks.ready:
             budget = self._admit_ready(ready(), step, budget)
@@ -425,22 +382,22 @@ class Scheduler:
             request = self._waiting.peek()
             if self._is_kept_back(request):
                 continue
-            if self._refused == (request, self._pool.num_free) and not self._takes_back_blocks():
+            if self._refused == (request, self._pool.num_free) and not self._hooks.take_back_any():
                 return
             if self._config.computes_whole_prompts and len(request.tokens) > budget:
                 return
             request.belong_to(self._identity)
             start = Start(request)
-            verdict, part = self._ask(start)
+            verdict, part = self._hooks.ask(start)
             if verdict is not Verdict.SET_ASIDE and not self._needs.has_blocks_for(start, self._prefills):
-                if self._takes_back_blocks():
+                if self._hooks.take_back_any():
                     continue
                 self._refused = (request, self._pool.num_free)
                 return
             if verdict is not Verdict.START:
                 self._put_aside(start, part)
                 continue
-            chunk = self._chunk(request, start.num_computed, len(request.tokens), budget)
+            chunk = self._chunks.of(request, start.num_computed, budget)
             if not chunk.num_tokens:
                 return
             self._waiting.pop()
@@ -450,10 +407,7 @@ class Scheduler:
     @property
     def _num_free_slots(self) -> int:
         """Number of slots that no request has, or waits for with its blocks."""
-        num_free = self._slots.num_free
-        for promised_slots in self._hooks.promised_slots:
-            num_free -= promised_slots()
-        return num_free
+        return self._slots.num_free - sum(promised_slots() for promised_slots in self._hooks.promised_slots)
 
     def _is_kept_back(self, request: Request) -> bool:
         """Whether a part doesn't let the most urgent waiting request begin. The part has got it then."""
@@ -462,14 +416,6 @@ class Scheduler:
                 self._put_aside(Start(request), part)
                 return True
         return False
-
-    def _ask(self, start: Start) -> tuple[Verdict, SchedulerPart]:
-        """Ask the parts what a request would begin with. Returns the answer of the last one, and that part."""
-        for part in self._hooks.offer:
-            verdict = part.offer(start)
-            if verdict is not Verdict.START:
-                return verdict, part
-        return Verdict.START, _NO_PART
 
     def _put_aside(self, start: Start, part: SchedulerPart) -> None:
         """Let a part keep the most urgent waiting request."""
@@ -483,20 +429,16 @@ class Scheduler:
             if not (budget and self._slots.num_free):
                 break
             if not self._needs.has_blocks_for(start, self._prefills):
-                if self._takes_back_blocks():
+                if self._hooks.take_back_any():
                     continue
                 return 0  # others may not take what it needs
-            chunk = self._chunk(start.request, start.num_computed, len(start.request.tokens), budget)
+            chunk = self._chunks.of(start.request, start.num_computed, budget)
             if not chunk.num_tokens:
                 return 0
             del self._set_aside[start.request.seq_id]
             self._start(chunk, start, step)
             budget -= chunk.num_tokens
         return budget
-
-    def _takes_back_blocks(self) -> bool:
-        """Take back blocks that are kept for others, because a request lacks some. Returns whether there were any."""
-        return any(take_back() for take_back in self._hooks.take_back)
 
     def _wait_again(self, requests: Iterable[Request]) -> None:
         """Put requests that were set aside into the waiting queue."""
@@ -565,17 +507,14 @@ class Scheduler:
             step.add_extras(outputs, result, new, table)
         for request, reason, detail in ends.values():
             outputs.finished.append(FinishedRequest(request.seq_id, reason, detail))
-            self._drop(request)
+            self._vacate(request, is_over=True)
+            del self._requests[request.seq_id]
         for result_applied in self._hooks.result_applied:
             result_applied(step, result, outputs)
         if self._failed:
             outputs.finished += self._failed
             self._failed = []
         return outputs
-
-    def _drop(self, request: Request) -> None:
-        self._vacate(request, is_over=True)
-        del self._requests[request.seq_id]
 
     def _fail(self, request: Request, why: str) -> None:
         """End a request that runs or was set aside, for the reason `why`."""

@@ -246,6 +246,11 @@ class InFlight:
         slot = int(self.batch.slots[row])
         return table.requests[slot] if table.generation[slot] == self.batch.generations[row] else None
 
+    def seq_ids(self, table: SlotTable) -> list[int]:
+        """Return the seq_ids of the batch's requests that still have their slots."""
+        requests = (self.live_request(row, table) for row in range(len(self.batch.slots)))
+        return [request.seq_id for request in requests if request is not None]
+
     def drafted_slots(self, table: SlotTable) -> NDArray[np.int64]:
         """Return the slots with drafts whose requests still have them."""
         slots = self.batch.slots[self.drafted]

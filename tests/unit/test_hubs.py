@@ -34,7 +34,6 @@ MAX_PARAMETERS = 10
 LONG_CLASSES = {
     "client/client.py:EngineClient": 537,
     "cluster/manager.py:CoreEngineActorManager": 624,
-    "scheduler/scheduler.py:Scheduler": 558,
     "worker/worker.py:Worker": 612,
 }
 """Their numbers only fall. So do those below."""
