@@ -29,7 +29,8 @@ Ints = NDArray[np.int64]
 LinearKey = tuple[int, FusedName] | str
 """Which linear layer it is: the index of its decoder layer among those of the stage, and its name there. In a network
 of transformers, its name."""
-_MAX_PARTS = 3
+MAX_PARTS = 3
+"""How many projections a linear layer has at most that adapters change. The native kernels read as many."""
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,7 @@ class NativeAdaptedLinear(AdaptedLinear):
         self._adapters: dict[int, PackedLora] = {}
         self._width = 1
         """The largest number of rows of an adapter's A."""
-        self._table = np.zeros((num_slots, 2 + 5 * _MAX_PARTS), np.int64)
+        self._table = np.zeros((num_slots, 2 + 5 * MAX_PARTS), np.int64)
         """[slots, 17]: the adapters, as the native kernels read them."""
         self._shared_table = torch.as_tensor(self._table)
         """The same memory."""

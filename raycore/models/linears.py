@@ -32,7 +32,8 @@ class FusedLinear(NamedTuple):
     reads_divided: bool = False
     """Whether ranks divide the inputs, and add up their results. So only the first rank has the bias."""
     adapted: FusedName | None = None
-    """What it is called where adapters change it. None: they can't."""
+    """What it is called where adapters change it. Then it has at most 3 projections, as many as kernels read. None:
+    they can't."""
     is_plain: bool = False
     """Whether the weight is always kept in numbers of the model's data type, whatever the checkpoint stores."""
 

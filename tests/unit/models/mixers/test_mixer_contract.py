@@ -18,6 +18,7 @@ from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.class_paths import import_path
 from raycore.decoder.mixer import Mixer
+from raycore.layers.lora import MAX_PARTS
 from raycore.models.linears import FusedLinear
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.kinds import REFUSED_ADAPTERS, StateSpec
@@ -146,6 +147,7 @@ def test_adapters_may_change_the_linear_layers_that_peft_finds(checkpoint: tuple
         network: Any = auto_class(AutoConfig.from_pretrained(path)).from_config(AutoConfig.from_pretrained(path))
     modules = {name: each for name, each in network.named_modules() if isinstance(each, nn.Linear)}
     for layer, mixer in enumerate(spec.mixers):
+        assert all(len(linear.outputs) <= MAX_PARTS for linear in mixer.adapted_linears(spec).values())
         for name, shape in mixer.adapted_shapes(spec).items():
             found = [each for known, each in modules.items() if known.endswith(f"layers.{layer}.{name}")]
             assert [(each.out_features, each.in_features) for each in found] == [shape], name
