@@ -50,12 +50,11 @@ def make_scheduler(
     shared: Shared,
 ) -> SchedulerProtocol:
     """A scheduler for a rank with this KV cache."""
-    # a class of somebody else may know nothing of these
-    rare: dict[str, Any] = {"waits_for_output": config.has_logits_processors or None}
+    others: dict[str, Any] = {"waits_for_output": True} if config.has_logits_processors else {}
     if issubclass(scheduler_class, Scheduler):
-        rare["parts"] = list(_parts(config, shared))
+        others["parts"] = list(_parts(config, shared))
     else:
-        rare |= _what_parts_are_made_of(config, shared)
+        others |= _what_parts_are_made_of(config, shared)
     made: Any = scheduler_class(
         config.scheduler,
         replace(config.cache, block_size=config.tokens_per_block),
@@ -64,7 +63,7 @@ def make_scheduler(
         tells_tokens=config.tells_tokens,
         num_turns=num_turns(config),
         layout=cache.layout,
-        **{name: value for name, value in rare.items() if value is not None},
+        **others,
     )
     return made
 
@@ -94,14 +93,16 @@ def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
 
 def _what_parts_are_made_of(config: EngineConfig, shared: Shared) -> dict[str, Any]:
     """Return what a class gets instead that isn't a subclass of `Scheduler`: see `SchedulerProtocol`."""
-    return {
-        "speculation": shared.speculation,
-        "max_adapters": config.lora.max_loras if config.lora.enable_lora else 0,
+    # a class of somebody else may know nothing of these
+    rare = {
         "state_rows": config.state_rows,
         "encoder": config.encoder_limits,
         "connector": None if shared.connector is None else (shared.connector, config.kv_transfer_config),
         "kv_events": None if shared.kv_events is None else shared.kv_events.events,
     }
+    max_adapters = config.lora.max_loras if config.lora.enable_lora else 0
+    given = {name: value for name, value in rare.items() if value is not None}
+    return {"speculation": shared.speculation, "max_adapters": max_adapters, **given}
 
 
 def num_turns(config: EngineConfig) -> int:

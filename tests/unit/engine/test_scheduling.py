@@ -1,0 +1,90 @@
+"""What a scheduler is made of: parts by the configuration, and for classes of somebody else what parts are made of."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from configs import make_config
+
+from raycore.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerConfig
+from raycore.config.kv_transfer import KVTransferConfig
+from raycore.config.speculative import SpeculativeConfig
+from raycore.engine.scheduling import Shared, make_scheduler
+from raycore.messages import EngineRequest
+from raycore.sampling_params import SamplingParams
+from raycore.scheduler.adapter_limit import AdapterLimit
+from raycore.scheduler.cache_events import CacheEvents
+from raycore.scheduler.drafting import Drafting
+from raycore.scheduler.prefixes import Prefixes
+from raycore.scheduler.scheduler import Scheduler
+from raycore.scheduler.transfers import Transfers
+from raycore.speculation.speculation import Speculation
+
+CACHE = SimpleNamespace(num_blocks=8, layout=None)
+SPECULATION = Speculation(SpeculativeConfig("ngram", 2), 4)
+CONNECTOR: Any = SimpleNamespace()
+EVENTS: Any = SimpleNamespace(events=[])
+ALL = Shared(SPECULATION, CONNECTOR, EVENTS)
+
+
+class Subclass(Scheduler):
+    """As in the documentation: it hands on all that it gets."""
+
+    def __init__(
+        self, config: SchedulerConfig, cache: CacheConfig, num_blocks: int, vocab_size: int, **options: Any
+    ) -> None:
+        super().__init__(config, cache, num_blocks, vocab_size, **options)
+
+
+class Foreign:
+    """Notes what it gets."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.options = options
+
+
+def full_config() -> EngineConfig:
+    lora = LoRAConfig(enable_lora=True, max_loras=3)
+    return msgspec.structs.replace(make_config(), lora=lora, kv_transfer_config=KVTransferConfig("fake"))
+
+
+def made(kind: Any, config: EngineConfig, shared: Shared) -> Any:
+    return make_scheduler(kind, config, CACHE, shared)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("kind", [Scheduler, Subclass])
+def test_raycores_scheduler_and_its_subclasses_get_the_parts_that_the_configuration_asks_for(kind: type) -> None:
+    parts = made(kind, full_config(), ALL).parts
+    assert [type(part) for part in parts] == [Prefixes, Drafting, Transfers, CacheEvents, AdapterLimit]
+    assert [type(part) for part in made(kind, make_config(), Shared()).parts] == [Prefixes]
+    config = make_config()
+    without = msgspec.structs.replace(config, cache=msgspec.structs.replace(config.cache, enable_prefix_caching=False))
+    assert made(kind, without, Shared()).parts == []
+
+
+def test_another_class_gets_what_parts_are_made_of() -> None:
+    common = {"tells_tokens": False, "num_turns": 1, "layout": None}
+    config = full_config()
+    assert made(Foreign, config, ALL).options == common | {
+        "speculation": SPECULATION,
+        "max_adapters": 3,
+        "connector": (CONNECTOR, config.kv_transfer_config),
+        "kv_events": EVENTS.events,
+    }
+    # what is always given, and may be ignored
+    assert made(Foreign, make_config(), Shared()).options == common | {"speculation": None, "max_adapters": 0}
+
+
+def test_without_the_part_nothing_is_cached() -> None:
+    for parts, num_cached in (([], 0), ([Prefixes()], 12)):
+        scheduler = Scheduler(SchedulerConfig(1, 64, 64), CacheConfig(4, True, 0.9), 16, 50, parts=parts)
+        for seq_id in range(2):
+            scheduler.submit(EngineRequest(seq_id, "r", list(range(1, 15)), SamplingParams(max_tokens=1), 0))
+            plan = scheduler.schedule()
+            assert plan is not None
+            (new,) = plan.new_requests
+            scheduler.abort([seq_id])
+        assert new.num_computed_tokens == num_cached
