@@ -116,7 +116,7 @@ def become_idle(worker: Worker) -> None:
     sizes = decode_sizes(num_seqs)
     batch = DeviceBatch(SlotBatch(num_seqs, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=sizes, is_shared=False)
     kernels = IdleSampling(num_seqs)
-    worker._runner = ModelRunner(
+    worker._core.runner = ModelRunner(
         IdleDecoder(config),  # pyright: ignore[reportArgumentType]
         TritonAttention(attention_spec, kv, sizes[-1]),
         batch,

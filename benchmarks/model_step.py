@@ -72,7 +72,7 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
 
     def add(name: str, step: Callable[[], None], num_tokens: int, num_outputs: int, num_timings: int) -> None:
         seconds = _median_s(step, max(1, num_timings))
-        torch.set_num_threads(worker._setup.max_threads)
+        torch.set_num_threads(worker._core.setup.max_threads)
         weights, memory = num_bytes / seconds, read_rate(numbers)
         num_products = _products(worker, num_tokens, num_outputs)
         cells = [f"{seconds * 1e3:.2f}", f"{weights / 1e9:.1f}", f"{memory / 1e9:.1f}", f"{weights / memory:.2f}"]
@@ -85,7 +85,7 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
     if args.prompt:
         prompt = partial(_compute_prompt, worker, args.prompt)
         add(f"prompt of {args.prompt}", prompt, args.prompt, 1, args.timings // 8)
-    setup = worker._setup
+    setup = worker._core.setup
     print(f"\n{Path(checkpoint).name}, {setup.dtype_name}, {num_bytes / 1e6:.0f} MB of weights a step")
     print(f"{hardware()}, {setup.computation.backend}, {setup.max_threads} threads")
     print(table(rows), flush=True)
@@ -94,7 +94,7 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
 
 def _bytes_of_step(worker: Worker) -> int:
     """Return how many bytes of weights a step reads. Exits if that depends on the step's tokens."""
-    num_bytes = bytes_of_step(worker._model.decoder, worker.config.model.spec)
+    num_bytes = bytes_of_step(worker._core.model.decoder, worker.config.model.spec)
     if not num_bytes:
         raise SystemExit(f"{worker.config.model.model}: expected one of raycore's families, without experts")
     return num_bytes
@@ -102,7 +102,7 @@ def _bytes_of_step(worker: Worker) -> int:
 
 def _products(worker: Worker, num_tokens: int, num_outputs: int) -> int:
     """Return the number of multiplications with weights. The head has `num_outputs` rows."""
-    decoder = worker._model.decoder
+    decoder = worker._core.model.decoder
     num_in_head = decoder.vocab_size * decoder.hidden_size
     return (decoder.num_weights - num_in_head) * num_tokens + num_in_head * num_outputs
 
@@ -158,7 +158,7 @@ def _make_worker(checkpoint: str, args: argparse.Namespace) -> Worker:
     worker.load_model()
     num_of_decodes = max([1, *args.decodes]) * _blocks_each(worker, args)
     num_blocks = max(num_of_decodes, -(-args.prompt // config.cache.block_size))
-    worker.initialize_cache(KVCacheConfig(num_blocks, worker._sizes.layout))
+    worker.initialize_cache(KVCacheConfig(num_blocks, worker._core.sizes.layout))
     worker.warm_up()
     return worker
 

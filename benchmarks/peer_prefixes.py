@@ -20,6 +20,7 @@ from common import median, table
 
 from raycore import AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path
+from raycore.worker.transfers import WorkerTransfers
 
 TOLD_S = 1.5
 """After so many seconds without requests, a client knows what a rank's cache holds."""
@@ -88,14 +89,14 @@ async def megabytes(llm: AsyncLLM, args: argparse.Namespace) -> str:
 
     # nested functions are pickled by value
     def block_bytes(worker: Any) -> int:
-        return worker._transfers.connector._block_bytes
+        return worker._parts[WorkerTransfers].connector._block_bytes
 
     return f"{(await llm.collective_rpc(block_bytes))[0] * (args.prefix // llm.engine_infos[0].block_size) / 1e6:.1f}"
 
 
 def counts_of(worker: Any) -> dict[str, int]:
     """What a worker has read."""
-    return dict(worker._transfers.connector.counts)
+    return dict(worker._parts[WorkerTransfers].connector.counts)
 
 
 def main() -> None:

@@ -184,9 +184,11 @@ def find_owners(llm: LLM) -> list[Owner]:
 
         from raycore.weights.offload import tensors_of
 
-        storages = [tensor.untyped_storage() for tensor in tensors_of(worker._model.decoder, worker._setup.device)]
+        storages = [
+            tensor.untyped_storage() for tensor in tensors_of(worker._core.model.decoder, worker._core.setup.device)
+        ]
         num_weight_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
-        return os.getpid(), worker._sizes.block, num_weight_bytes
+        return os.getpid(), worker._core.sizes.block, num_weight_bytes
 
     num_blocks = llm.engine_infos[0].num_blocks
     return [Owner(pid, size * num_blocks, weights) for pid, size, weights in llm.collective_rpc(sizes)]

@@ -7,40 +7,53 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from raycore.checkpoint.lora_spec import LoraSpec
+from raycore.config import EngineConfig
 from raycore.decoder.mixer import reorder_adapter_
 from raycore.errors import RaycoreError
 from raycore.layers.lora import Adapters, ArrangedAdapter
 from raycore.lora.request import LoRARequest
 from raycore.weights.lora_weights import load_lora_weights
-from raycore.weights.share import WeightShare
+from raycore.worker.part import WorkerPart, called_by_name
+
+if TYPE_CHECKING:
+    from raycore.worker.core import WorkerCore
 
 
-class AdapterReader:
-    """Fills the slots of `adapters`. Call its methods between steps."""
+class AdapterReader(WorkerPart):
+    """Fills the slots of the model's adapters. Its methods are called between steps."""
 
-    def __init__(self, adapters: Adapters, share: WeightShare, max_rank: int) -> None:
-        """
-        Args:
-            share: what this worker holds of the model.
-            max_rank: the maximum rank of an adapter.
-        """
-        self._adapters = adapters
-        self._share = share
-        self._max_rank = max_rank
+    option = "enable_lora=True"
+
+    def __init__(self, core: WorkerCore) -> None:
+        super().__init__(core)
         self._readings: dict[int, Future[ArrangedAdapter]] = {}
         """Adapters that are being read, by the slot that they will get."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="raycore-adapters", initializer=_give_way_to_steps)
 
-    def prepare(self, asked: Mapping[int, LoRARequest], dropped: Sequence[int]) -> tuple[list[int], dict[int, str]]:
-        """Empty the slots `dropped`, start to read what is `asked` for, and put into their slots what has been read.
+    @classmethod
+    def is_needed(cls, config: EngineConfig) -> bool:
+        return config.lora.enable_lora
 
-        Returns the slots of adapters that are still being read, and by slot, why some can't be used.
+    @called_by_name
+    def prepare_adapters(
+        self, asked: Mapping[int, LoRARequest], dropped: Sequence[int] = ()
+    ) -> tuple[list[int], dict[int, str]]:
+        """Start to read adapters on a background thread. Steps can run meanwhile.
+
+        Args:
+            asked: adapters, by the slot that each will get. No request uses what is there now.
+            dropped: slots whose adapters aren't needed any more.
+
+        Returns:
+            The slots of the adapters that are still being read, from this call and earlier ones, and by slot, why
+            some can't be used.
         """
-        self.drop(dropped)
+        self.drop_adapters(dropped)
         for slot, adapter in asked.items():
             self._readings[slot] = self._thread.submit(self.read, adapter)
         failed: dict[int, str] = {}
@@ -53,7 +66,8 @@ class AdapterReader:
                 failed[slot] = str(error) if isinstance(error, RaycoreError) else f"{type(error).__name__}: {error}"
         return list(self._readings), failed
 
-    def drop(self, slots: Sequence[int]) -> None:
+    @called_by_name
+    def drop_adapters(self, slots: Sequence[int]) -> None:
         """Give up the memory of the adapters in these slots, also of those that are still being read."""
         for slot in slots:
             reading = self._readings.pop(slot, None)
@@ -61,17 +75,25 @@ class AdapterReader:
                 reading.cancel()
             self._adapters.drop(slot)
 
+    def shut_down(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
     def read(self, adapter: LoRARequest) -> ArrangedAdapter:
         """Read this worker's share of an adapter.
 
         Raises:
             InvalidAdapter: the adapter is missing or damaged, or doesn't fit the model.
         """
-        share, path = self._share, Path(adapter.lora_path)
-        lora = LoraSpec.read(path, share.spec, self._max_rank)
+        share, path = self.core.setup.share, Path(adapter.lora_path)
+        lora = LoraSpec.read(path, share.spec, self.core.config.lora.max_lora_rank)
         weights = load_lora_weights(share, lora, path)
         reorder_adapter_(weights, share.spec, share.tp_size, share.layers.start)
         return self._adapters.arrange(weights)
+
+    @property
+    def _adapters(self) -> Adapters:
+        assert self.core.model.adapters is not None, "the model has slots for adapters"
+        return self.core.model.adapters
 
 
 def _give_way_to_steps() -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 if TYPE_CHECKING:
     from raycore.config import EngineConfig
     from raycore.worker.weight_update import NamedTensors
-    from raycore.worker.worker import Worker
 
 
 class ModelConfigView(NamedTuple):
@@ -23,11 +22,12 @@ class ModelConfigView(NamedTuple):
 class ModelView:
     """The model, whose weights can be replaced."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Any) -> None:
+        """`worker`: its subclasses may have a `load_weights` of their own."""
         self._worker = worker
 
     def load_weights(self, weights: NamedTensors) -> set[str]:
-        """See `Worker.load_weights`."""
+        """See `WeightUpdates.load_weights`."""
         return self._worker.load_weights(weights)
 
 

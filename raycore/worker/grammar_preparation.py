@@ -4,51 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raycore.config import ModelConfig
 from raycore.errors import InvalidConfig, InvalidRequest
-from raycore.grammar.compiler import GrammarCompiler
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.worker.part import WorkerPart, called_by_name
+
+if TYPE_CHECKING:
+    from raycore.worker.core import WorkerCore
 
 
-class GrammarPreparation:
-    """The grammars that requests will need."""
+class GrammarPreparation(WorkerPart):
+    """The grammars that requests will need. Only the last stage needs any."""
 
-    def __init__(self, model: ModelConfig) -> None:
-        self.compiler = GrammarCompiler(model.tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
+    def __init__(self, core: WorkerCore) -> None:
+        super().__init__(core)
         self._under_way: dict[int, Future[Any]] = {}
         """Futures of grammars that are being compiled, by the seq_id of the waiting request."""
-        self._loading: Future[Any] | None = None
+        self._loading: list[Future[Any]] = []
+        """What the first grammar needs: the tokenizer and llguidance."""
+        if core.config.model.prepare_structured_outputs and core.rank.is_last_stage:
+            self._loading.append(core.grammars.prepare())
 
-    def begin_loading(self) -> None:
-        """Start to load the tokenizer and llguidance, which the first grammar needs otherwise."""
-        self._loading = self.compiler.prepare()
-
-    def finish_loading(self, timeout_s: float) -> None:
-        """Wait for what `begin_loading` has begun, if anything.
+    def warmed_up(self) -> None:
+        """Wait for what is being loaded.
 
         Raises:
             InvalidConfig: it could not be loaded.
         """
-        if self._loading is None:
-            return
-        try:
-            self._loading.result(timeout_s)
-        except InvalidRequest as error:
-            raise InvalidConfig(f"prepare_structured_outputs=True: {error}") from error
+        for loading in self._loading:
+            try:
+                loading.result(self.core.config.executor.init_timeout_s)
+            except InvalidRequest as error:
+                raise InvalidConfig(f"prepare_structured_outputs=True: {error}") from error
 
-    def prepare(self, asked: Mapping[int, StructuredOutputsParams], dropped: Sequence[int]) -> list[int]:
-        """Start to compile what is `asked` for, by seq_id, but not what only `dropped` ones need.
+    @called_by_name
+    def prepare_grammars(self, asked: Mapping[int, StructuredOutputsParams], dropped: Sequence[int] = ()) -> list[int]:
+        """Start to compile grammars of waiting requests in the background. Only the last stage needs grammars.
 
-        Returns the seq_ids whose grammars are still being compiled.
+        Args:
+            asked: constraints by seq_id.
+            dropped: seq_ids of earlier calls whose requests have left.
+
+        Returns:
+            The seq_ids whose grammars are still being compiled, from this call and earlier ones.
+            A grammar that cannot be compiled counts as done: the step that starts its request reports the error.
         """
+        if not self.core.rank.is_last_stage:
+            return []
+        compiler = self.core.grammars
         unneeded = [self._under_way.pop(seq_id, None) for seq_id in dropped]
-        self._under_way |= {seq_id: self.compiler.begin(each) for seq_id, each in asked.items()}
+        self._under_way |= {seq_id: compiler.begin(each) for seq_id, each in asked.items()}
         for future in unneeded:
             # other requests may have the same constraint
             if future is not None and future not in self._under_way.values():
-                self.compiler.cancel(future)
+                compiler.cancel(future)
         for seq_id in [seq_id for seq_id, future in self._under_way.items() if future.done()]:
             del self._under_way[seq_id]
         return list(self._under_way)

@@ -42,6 +42,8 @@ class WorkerGroups:
         """To the next stage."""
         self.token_link: Link | None = None
         """Between the last stage and the first one: takes sampled tokens there."""
+        self._links: list[Link] = []
+        """The links that there are."""
         self._default: DefaultGroup | None = None
         """None: no methods of an extension need it."""
         self._engine_workers: Rendezvous | None = None
@@ -109,7 +111,7 @@ class WorkerGroups:
 
     def waited_s(self) -> float:
         """Return how long this worker has waited for those of other stages."""
-        return sum(link.waited_s for link in (self.source, self.sink, self.token_link) if link is not None)
+        return sum([link.waited_s for link in self._links])
 
     def leave(self) -> None:
         """Disconnect from all other workers."""
@@ -124,9 +126,8 @@ class WorkerGroups:
         for group in (self.ranks, self.context, self.rows, self._default, self.experts):
             if group is not None:
                 group.leave()
-        for link in (self.source, self.sink, self.token_link):
-            if link is not None:
-                link.close()
+        for link in self._links:
+            link.close()
 
     def _tell(self, address: str, number: int, rank: WorkerRank, cause: str) -> None:
         """Tell workers that this one hasn't met."""
@@ -164,19 +165,24 @@ class WorkerGroups:
             copies = workers.collectives(f"copies {rank.pp_rank}, {rank.tp_rank}", rank.pcp_rank, rank.pcp_size)
             self.rows = DividedRows(rank.pcp_rank, rank.pcp_size, copies, setup.device)
         if rank.pp_rank > 0:
-            self.source = _link_stages(workers, setup, rank.pp_rank - 1, sends=False)
+            self.source = self._note(_link_stages(workers, setup, rank.pp_rank - 1, sends=False))
         if rank.pp_rank < rank.pp_size - 1:
-            self.sink = _link_stages(workers, setup, rank.pp_rank, sends=True)
+            self.sink = self._note(_link_stages(workers, setup, rank.pp_rank, sends=True))
         if rank.pp_size > 1 and not setup.config.tells_tokens and rank.pp_rank in (0, rank.pp_size - 1):
-            self.token_link = workers.link(
+            link = workers.link(
                 f"tokens, {rank.pcp_rank}, {rank.tp_rank}",
                 sends=rank.is_last_stage,
                 capacity_bytes=setup.config.scheduler.max_num_seqs * torch.int32.itemsize,
                 num_ahead=setup.most_steps_in_flight,
             )
+            self.token_link = self._note(link)
         if setup.config.parallel.worker_extension_cls is not None:
             self._default = workers.default_group()
         workers.part()
+
+    def _note(self, link: Link) -> Link:
+        self._links.append(link)
+        return link
 
     def _join_experts(self, setup: WorkerSetup) -> None:
         """Connect to the workers of this stage of all engines."""

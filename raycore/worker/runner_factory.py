@@ -12,7 +12,6 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config.logits_processors import processor_classes
 from raycore.decoder.network import FollowsPlans
 from raycore.errors import InvalidConfig
-from raycore.grammar.compiler import GrammarCompiler
 from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.drafting.drafter import Drafter
@@ -24,6 +23,7 @@ from raycore.state.state_layers import StateLayers
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
 from raycore.step.features import SlotFeatures
+from raycore.worker.core import WorkerCore
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.kept_forms import embeddings_of
 from raycore.worker.setup import WorkerSetup
@@ -35,22 +35,15 @@ if TYPE_CHECKING:
     from raycore.kv_transfer.embeddings import EmbeddingStore
     from raycore.pooling.pooler import Pooler
     from raycore.sampling.processor_batch import ProcessorBatch
-    from raycore.worker.transfers import WorkerTransfers
 
 
-def make_runner(
-    setup: WorkerSetup,
-    model: WorkerModel,
-    groups: WorkerGroups,
-    grammars: GrammarCompiler,
-    cache: KVCacheConfig,
-    transfers: WorkerTransfers | None = None,
-) -> ModelRunner:
-    """Allocate the KV cache, tell `transfers` of it, and return what runs steps with it."""
+def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
+    """Allocate the KV cache, and return what runs steps with it."""
+    setup, model, groups = core.setup, core.model, core.groups
     config, rank = setup.config, setup.rank
     max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
-    has_layer_hooks = transfers is not None and transfers.connector.has_layer_hooks
-    sizes = decode_sizes(max_seqs) if setup.has_graphs and not has_layer_hooks else []
+    has_graphs = setup.has_graphs and not any(acts() for acts in core.hooks.acts_in_layers)
+    sizes = decode_sizes(max_seqs) if has_graphs else []
     max_rows = max([max_seqs, *sizes])
     features = _make_features(setup)
     host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups, features)
@@ -58,7 +51,7 @@ def make_runner(
     states = make_state_layers(setup, model.decoder)
     followers: list[FollowsPlans] = [] if states is None else [states]
     if config.model.spec.encoder is None:
-        attention = _make_attention(setup, model, groups, states, cache, max_rows, transfers)
+        attention = _make_attention(core, states, cache, max_rows)
     else:
         attention = _encoder_attention(setup)
     attention, own_followers = model.decoder.around(attention)
@@ -70,7 +63,7 @@ def make_runner(
         sampler = Sampler(
             config.model.spec.vocab_size,
             setup.backend.sampling(),
-            grammars=grammars,
+            grammars=core.grammars,
             logprobs_mode=config.model.logprobs_mode,
             batch_invariant=config.model.batch_invariant,
             processors=_make_processors(setup) if config.has_logits_processors else None,
@@ -167,23 +160,18 @@ def _make_store(setup: WorkerSetup, config: ECTransferConfig) -> EmbeddingStore:
 
 
 def _make_attention(
-    setup: WorkerSetup,
-    model: WorkerModel,
-    groups: WorkerGroups,
-    states: StateLayers[Any] | None,
-    cache: KVCacheConfig,
-    max_rows: int,
-    transfers: WorkerTransfers | None,
+    core: WorkerCore, states: StateLayers[Any] | None, cache: KVCacheConfig, max_rows: int
 ) -> Attention:
     """Return what computes each layer of the stage: attention, or `states`."""
+    setup = core.setup
     if states is None:
-        return _plain_attention(setup, model, groups, list(setup.stage.layers), cache, max_rows, transfers)
+        return _plain_attention(core, list(setup.stage.layers), cache, max_rows)
     spec, stage_layers = setup.config.model.spec, setup.stage.layers
     state_layers = [layer for layer in stage_layers if spec.mixers[layer].keeps_state]
     attention_layers = [layer for layer in stage_layers if layer not in state_layers]
     if not attention_layers:
         return states
-    attention = _plain_attention(setup, model, groups, attention_layers, cache, max_rows)
+    attention = _plain_attention(core, attention_layers, cache, max_rows)
     return GroupedAttention(
         [
             LayerPlace(states, state_layers.index(layer))
@@ -215,16 +203,9 @@ def _make_recorded(model: WorkerModel, groups: WorkerGroups, attention: Attentio
     return RecordedLayers(attention)
 
 
-def _plain_attention(
-    setup: WorkerSetup,
-    model: WorkerModel,
-    groups: WorkerGroups,
-    layers: list[int],
-    cache: KVCacheConfig,
-    max_rows: int,
-    transfers: WorkerTransfers | None = None,
-) -> Attention:
+def _plain_attention(core: WorkerCore, layers: list[int], cache: KVCacheConfig, max_rows: int) -> Attention:
     """Return attention of these layers of the model, which are all of the stage's that have it."""
+    setup, model, groups = core.setup, core.model, core.groups
     scheduler, decoder, first = setup.config.scheduler, model.decoder, setup.stage.layers.start
     layer_groups = [[layers.index(layer) for layer in group.layers if layer in layers] for group in cache.layout.groups]
     spec = AttentionSpec.of(
@@ -256,10 +237,9 @@ def _plain_attention(
         context=groups.context,
         rows=groups.rows,
     )
-    if transfers is None:
-        return attention
-    transfers.register(kv.blocks, cache.num_blocks)
-    return transfers.around(attention)
+    for around_attention in core.hooks.around_attention:
+        attention = around_attention(attention, kv.blocks, cache.num_blocks)
+    return attention
 
 
 def _token_receiver(setup: WorkerSetup, groups: WorkerGroups, batch: DeviceBatch) -> TokenReceiver | None:

@@ -6,34 +6,54 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.cache_layout import KVCacheConfig
+from raycore.config import EngineConfig
 from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector, connector_class
 from raycore.kv_transfer.worker_side.caches import KVCaches
 from raycore.messages import StepPlan, StepResult, TransferResult
 from raycore.pending import Pending
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
+from raycore.worker.core import WorkerCore
 from raycore.worker.kept_forms import layout_of
-from raycore.worker.setup import WorkerSetup
+from raycore.worker.part import WorkerPart, called_by_name
 
 
-class WorkerTransfers:
-    """Calls a connector's hooks around each step."""
+class WorkerTransfers(WorkerPart):
+    """Calls a connector's hooks around each step. The connector is made before the first cache, and stays."""
 
-    def __init__(self, setup: WorkerSetup, cache: KVCacheConfig) -> None:
-        self._layout = layout_of(setup)
+    option = "kv_transfer_config"
+
+    def __init__(self, core: WorkerCore) -> None:
+        super().__init__(core)
+        self.connector: WorkerConnector = _NoConnector()
         self.is_in_step = False
         """Whether the hooks are called. In warm-ups, they aren't."""
-        rank = setup.rank
-        connector_setup = ConnectorSetup(setup.config, cache, rank.dp_rank, rank.world_size, rank.worker)
-        self.connector: WorkerConnector = connector_class(setup.config).worker_side(connector_setup)
 
-    def register(self, layers: list[Tensor], num_blocks: int) -> None:
-        """Tell the connector the memory of the cache, by layer."""
-        self.connector.register_kv_caches(KVCaches(layers, num_blocks, self._layout))
+    @classmethod
+    def is_needed(cls, config: EngineConfig) -> bool:
+        return config.kv_transfer_config is not None
 
-    def around(self, attention: Attention) -> Attention:
-        """Return what computes attention, with the connector's hooks around each layer if it needs them."""
+    def prepare_cache(self, cache: KVCacheConfig) -> None:
+        if isinstance(self.connector, _NoConnector):
+            config, rank = self.core.config, self.core.rank
+            setup = ConnectorSetup(config, cache, rank.dp_rank, rank.world_size, rank.worker)
+            self.connector = connector_class(config).worker_side(setup)
+
+    def around_attention(self, attention: Attention, blocks: list[Tensor], num_blocks: int) -> Attention:
+        """Tell the connector the memory of the cache. Its hooks are called around each layer if it needs them."""
+        self.connector.register_kv_caches(KVCaches(blocks, num_blocks, layout_of(self.core.setup)))
         return ConnectedAttention(attention, self) if self.connector.has_layer_hooks else attention
+
+    def acts_in_layers(self) -> bool:
+        return self.connector.has_layer_hooks
+
+    def release_cache(self) -> None:
+        self.connector.release_kv_caches()
+
+    @called_by_name
+    def get_kv_connector_handshake_metadata(self) -> bytes | None:
+        """Return what this worker's KV connector tells that of the scheduler, after the cache was allocated."""
+        return self.connector.get_handshake_metadata()
 
     def begin(self, plan: StepPlan) -> None:
         """Load what the step needs."""
@@ -53,6 +73,17 @@ class WorkerTransfers:
             return step
         report = TransferResult(list(sent), list(received), list(failed_blocks), [] if reply is None else [reply])
         return WithReport(step, plan.step, report)
+
+    def shut_down(self) -> None:
+        self.connector.shutdown()
+
+
+class _NoConnector(WorkerConnector):
+    """Stands for the connector until the cache's size is known."""
+
+    def register_kv_caches(self, caches: KVCaches) -> None: ...
+
+    def start_load_kv(self, plan: StepPlan) -> None: ...
 
 
 class WithReport:

@@ -22,52 +22,62 @@ from raycore.errors import InvalidInput
 from raycore.messages import StepPlan
 from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
 from raycore.runner.runner import LaunchedStep, ModelRunner
+from raycore.worker.core import NoRunner, WorkerCore
+from raycore.worker.part import WorkerPart, called_by_name
 
 logger = logging.getLogger(__name__)
 
 
-class WorkerProfiler:
+class WorkerProfiler(WorkerPart):
     """Starts and ends a worker's profiles, of which at most one runs."""
 
-    def __init__(self, name: str, config: ProfilerConfig | None) -> None:
-        """`name`: the worker's name in file names, such as `dp0_tp0`."""
-        self._name = name
-        self._config = config
+    def __init__(self, core: WorkerCore) -> None:
+        super().__init__(core)
         self._profile: WorkerProfile | None = None
 
-    def start(
+    @called_by_name
+    def profile(
         self,
-        runner: ModelRunner | None,
-        prefix: str | None = None,
+        is_start: bool = True,
+        profile_prefix: str | None = None,
         delay_iterations: int | None = None,
         max_iterations: int | None = None,
     ) -> None:
-        """Start a profile of the runner's steps. None: there is no runner, because the engine is asleep.
+        """Start or end a profile of this worker's steps. Ending one that isn't running does nothing.
 
         Raises:
             InvalidInput: an argument is invalid, a profile is running, or `profiler_config` isn't set.
-            OSError: the profile's file can't be created.
+            OSError: the profile's file can't be written.
         """
-        config = session_config(self._config, delay_iterations, max_iterations)
-        prefix = checked_prefix(prefix)
+        if not is_start:
+            self._stop()
+            return
+        config = session_config(self.core.config.profiler_config, delay_iterations, max_iterations)
+        prefix = checked_prefix(profile_prefix)
         if self._profile is None or not self._profile.is_open:
-            if runner is None:
+            runner = self.core.runner
+            if isinstance(runner, NoRunner):
                 raise InvalidInput("start_profile(): the engine is asleep, so it runs no steps: call wake_up()")
-            self._profile = WorkerProfile(self._name, runner)
+            self._profile = WorkerProfile(self.core.rank.label.replace(" ", "_"), runner)
         self._profile.start(config, prefix)
 
-    def stop(self) -> None:
-        """Write the profile that is running, if any. Raises OSError if that fails."""
+    def before_change(self) -> None:
+        """Write the profile that is running, which stands between the decoder and its layers.
+
+        A failure is only logged: it must not keep the worker from what it does next.
+        """
+        try:
+            self._stop()
+        except Exception:  # torch and the file system may raise anything
+            logger.exception("the profile that was running is lost")
+
+    def shut_down(self) -> None:
+        self.before_change()
+
+    def _stop(self) -> None:
         profile, self._profile = self._profile, None
         if profile is not None:
             profile.stop()
-
-    def abandon(self) -> None:
-        """As `stop`, but a failure is only logged: it must not keep the worker from what it does next."""
-        try:
-            self.stop()
-        except Exception:  # torch and the file system may raise anything
-            logger.exception("the profile that was running is lost")
 
 
 class WorkerProfile:

@@ -20,6 +20,7 @@ from raycore.kv_transfer.peers.connector import DisaggregationConnector, PeersCo
 from raycore.kv_transfer.peers.server import BlockServer
 from raycore.kv_transfer.peers.wire import Broken
 from raycore.kv_transfer.peers.worker_side import PeersWorker
+from raycore.worker.transfers import WorkerTransfers
 
 FETCH_TIMEOUT_S = 0.5
 PREFIXES = 16
@@ -116,6 +117,6 @@ async def transfers_of(llm: AsyncLLM) -> Counter[str]:
             from chaos.faulty_connectors import COUNTS
 
             return dict(COUNTS)
-        return dict(worker._transfers.connector.counts)
+        return dict(worker._parts[WorkerTransfers].connector.counts)
 
     return sum((Counter(each) for each in await llm.collective_rpc(counts)), Counter[str]())

@@ -2,6 +2,7 @@
 
 import time
 
+from raycore.worker.adapter_reader import AdapterReader
 from raycore.worker.worker import Worker
 
 READ_S = 0.3
@@ -11,10 +12,10 @@ class ProbedWorker(Worker):
     """Counts what it holds."""
 
     def num_adapters(self):
-        return len(self._model.adapters._adapters)
+        return len(self._core.model.adapters._adapters)
 
     def num_layers_known(self):
-        return len(self._model.adapters._layers)
+        return len(self._core.model.adapters._layers)
 
 
 class SlowReader(ProbedWorker):
@@ -22,10 +23,11 @@ class SlowReader(ProbedWorker):
 
     def init_device(self):
         super().init_device()
-        read = self._adapters.read
+        reader = self._parts[AdapterReader]
+        read = reader.read
 
         def read_slowly(adapter):
             time.sleep(READ_S)
             return read(adapter)
 
-        self._adapters.read = read_slowly
+        reader.read = read_slowly

@@ -103,7 +103,7 @@ def _become(worker, config: EngineConfig) -> None:
     reload(worker, config)
     # the engine goes on with the groups of the model that it has started with: one
     limits = msgspec.structs.replace(config.cache_limits, frees_windows=False)
-    layers = layer_cache_specs(worker._setup, range(config.model.spec.num_layers))
+    layers = layer_cache_specs(worker._core.setup, range(config.model.spec.num_layers))
     worker.initialize_cache(KVCacheConfig(PREEMPTING_BLOCKS, divide_layers(layers, limits)))
 
 

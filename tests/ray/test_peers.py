@@ -16,6 +16,7 @@ from waiting import eventually
 
 from raycore import LLM, AsyncLLM, RequestOutput, SamplingParams
 from raycore.demo import demo_model_path
+from raycore.worker.transfers import WorkerTransfers
 
 CHANCE = random.Random(5)
 LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": DTYPE, "block_size": 16, "batch_invariant": True}
@@ -50,7 +51,7 @@ def count(llm: LLM | AsyncLLM) -> Counter[str]:
     """What all workers have read."""
 
     def counts(worker: Any) -> Counter[str]:
-        return worker._transfers.connector.counts
+        return worker._parts[WorkerTransfers].connector.counts
 
     return sum((Counter(each) for each in llm.collective_rpc(counts)), Counter[str]())
 
@@ -62,7 +63,7 @@ async def generate(llm: AsyncLLM, index: int, rank: int) -> RequestOutput:
 
 async def counted(llm: AsyncLLM) -> Counter[str]:
     def counts(worker: Any) -> Counter[str]:
-        return worker._transfers.connector.counts
+        return worker._parts[WorkerTransfers].connector.counts
 
     return sum((Counter(each) for each in await llm.collective_rpc(counts)), Counter[str]())
 

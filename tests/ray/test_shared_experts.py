@@ -63,10 +63,9 @@ def _become(worker, config: EngineConfig) -> None:
     from raycore.worker.cache_specs import expected_layout
     from raycore.worker.setup import set_up
 
-    worker.config = config
-    worker._setup = set_up(config, worker.rank)
+    worker._core.take(set_up(config, worker.rank))
     worker.load_model()
-    worker.initialize_cache(KVCacheConfig(NUM_BLOCKS, expected_layout(worker._setup)))
+    worker.initialize_cache(KVCacheConfig(NUM_BLOCKS, expected_layout(worker._core.setup)))
 
 
 def tokens(llm: LLM, ids, params=PARAMS) -> list[list[int]]:
@@ -213,7 +212,7 @@ def test_a_rank_that_dies_while_experts_move_costs_a_restart_and_no_request(ray_
 
 def _die_when_experts_move(worker, dp_rank: int) -> None:
     if worker.rank.dp_rank == dp_rank:
-        worker._model.exchange_experts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        worker._core.model.exchange_experts = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.timeout(300)

@@ -138,8 +138,7 @@ class LivingWorkers:
 def reload(worker, config: EngineConfig) -> None:
     from raycore.worker.setup import set_up
 
-    worker.config = config
-    worker._setup = set_up(config, worker.rank)
+    worker._core.take(set_up(config, worker.rank))
     worker.load_model()
 
 

@@ -22,6 +22,7 @@ from raycore.kv_transfer.offload.files import BlockFiles
 from raycore.kv_transfer.offload.worker import OffloadWorker
 from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
+from raycore.worker.transfers import WorkerTransfers
 
 ALL_ASLEEP = Activity(True, 2, ("kv_cache", "weights"))
 HOST = {"cpu_bytes_to_use": 8 << 20}
@@ -88,7 +89,7 @@ def computed(core: EngineCore, prompt: list[int] = PROMPT) -> list[int]:
 
 
 def has_written(worker: Any) -> bool:
-    writer = worker._transfers.connector._writer
+    writer = worker._parts[WorkerTransfers].connector._writer
     return writer is None or writer._num_waiting_bytes == 0
 
 

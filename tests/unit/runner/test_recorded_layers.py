@@ -60,13 +60,15 @@ def ints(*numbers: int) -> bytes:
 def run(worker: Worker) -> Iterator[Tensor]:
     """Run steps of one, of two and of three sequences. Yield each one's logits."""
     found: list[Tensor] = []
-    decoder = worker._model.decoder
+    decoder = worker._core.model.decoder
     logits = decoder.logits
     decoder.logits = lambda hidden: found.append(logits(hidden)) or found[-1].clone()
     step = 0
     for slot in range(NUM_SEQS):
         prompt = np.arange(3 + slot, 3 + slot + PROMPT, dtype=np.int32).tobytes()
-        blocks = np.arange(slot * NUM_BLOCKS, (slot + 1) * NUM_BLOCKS, dtype=np.int32).repeat(worker._num_cache_groups)
+        blocks = np.arange(slot * NUM_BLOCKS, (slot + 1) * NUM_BLOCKS, dtype=np.int32).repeat(
+            worker._core.num_cache_groups
+        )
         new = NewRequest(slot, prompt, PROMPT, 0, blocks.tobytes(), SamplingParams(temperature=0.0), 0)
         worker.execute_model(StepPlan(step, ints(slot), ints(PROMPT), new_requests=[new]))
         for _ in range(NUM_STEPS):
@@ -79,7 +81,7 @@ def run(worker: Worker) -> Iterator[Tensor]:
 
 def recorded(worker: Worker) -> list[bool]:
     """Of each layer, whether it is computed by its recording."""
-    layers = worker._steps._recorded
+    layers = worker._core.runner._recorded
     return [] if layers is None else [not each._checks_left for each in layers._layers.values()]
 
 

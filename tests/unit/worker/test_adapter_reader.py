@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +22,9 @@ class HeldReader(AdapterReader):
     """Reads nothing before `may_read` is set."""
 
     def __init__(self, adapters: Adapters) -> None:
-        super().__init__(adapters, WeightShare(SPEC, torch.float32), max_rank=16)
+        config = SimpleNamespace(lora=SimpleNamespace(max_lora_rank=16))
+        setup = SimpleNamespace(share=WeightShare(SPEC, torch.float32))
+        super().__init__(SimpleNamespace(config=config, setup=setup, model=SimpleNamespace(adapters=adapters)))
         self.may_read = threading.Event()
         self.num_read = 0
 
@@ -52,7 +55,7 @@ def finish(reader: AdapterReader) -> dict[int, str]:
     failed = dict[int, str]()
 
     def is_done() -> bool:
-        reading, new = reader.prepare({}, [])
+        reading, new = reader.prepare_adapters({}, [])
         failed.update(new)
         return not reading
 
@@ -63,21 +66,21 @@ def finish(reader: AdapterReader) -> dict[int, str]:
 def test_an_adapter_is_held_once_it_has_been_read(
     reader: HeldReader, adapters: Adapters, request_of_one: LoRARequest
 ) -> None:
-    assert reader.prepare({0: request_of_one, 2: request_of_one}, []) == ([0, 2], {})
+    assert reader.prepare_adapters({0: request_of_one, 2: request_of_one}, []) == ([0, 2], {})
     assert not adapters._adapters
     reader.may_read.set()
     assert finish(reader) == {}
     assert adapters._adapters.keys() == {0, 2}
-    assert reader.prepare({}, [2]) == ([], {})
+    assert reader.prepare_adapters({}, [2]) == ([], {})
     assert adapters._adapters.keys() == {0}
 
 
 def test_an_adapter_dropped_before_it_was_read_is_never_held(
     reader: HeldReader, adapters: Adapters, request_of_one: LoRARequest
 ) -> None:
-    reader.prepare({0: request_of_one, 1: request_of_one}, [])
-    reader.drop([0, 1])
-    assert reader.prepare({2: request_of_one}, []) == ([2], {})
+    reader.prepare_adapters({0: request_of_one, 1: request_of_one}, [])
+    reader.drop_adapters([0, 1])
+    assert reader.prepare_adapters({2: request_of_one}, []) == ([2], {})
     reader.may_read.set()
     assert finish(reader) == {}
     assert adapters._adapters.keys() == {2}
@@ -88,7 +91,7 @@ def test_an_adapter_that_cannot_be_read_is_reported_and_others_are_held(
     reader: HeldReader, adapters: Adapters, request_of_one: LoRARequest, tmp_path: Path
 ) -> None:
     reader.may_read.set()
-    _, failed = reader.prepare({0: LoRARequest("none", 2, str(tmp_path / "none")), 1: request_of_one}, [])
+    _, failed = reader.prepare_adapters({0: LoRARequest("none", 2, str(tmp_path / "none")), 1: request_of_one}, [])
     failed |= finish(reader)
     assert failed.keys() == {0}
     assert str(tmp_path / "none") in failed[0]

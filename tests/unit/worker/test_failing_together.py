@@ -180,7 +180,7 @@ def test_weights_that_one_worker_cannot_read_again_are_no_failure_of_the_group(
         list(pool.map(live, workers))
     told: list[BaseException] = []
     monkeypatch.setattr(Worker, "tell_peers", lambda worker, error: told.append(error))
-    saboteur.install(monkeypatch, "raycore.worker.worker.read_weights")
+    saboteur.install(monkeypatch, "raycore.worker.worker_weights.read_weights")
     saboteur.thread = threading.current_thread()
     with pytest.raises(Injected):
         workers[1].load_model()

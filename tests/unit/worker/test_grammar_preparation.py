@@ -14,16 +14,23 @@ from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.grammar.native import NativeCompiler
 from raycore.structured_outputs import StructuredOutputsParams
+from raycore.worker.core import WorkerCore
 from raycore.worker.grammar_preparation import GrammarPreparation
+from raycore.worker.rank import WorkerRank
+
+
+def prepared(**options: Any) -> GrammarPreparation:
+    rank = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
+    return GrammarPreparation(WorkerCore(resolve(demo_model_path(), **options), rank))
 
 
 @pytest.fixture
 def grammars() -> GrammarPreparation:
-    return GrammarPreparation(resolve(demo_model_path()).model)
+    return prepared()
 
 
 def finish(grammars: GrammarPreparation) -> None:
-    eventually(lambda: not grammars.prepare({}, []))
+    eventually(lambda: not grammars.prepare_grammars({}))
 
 
 def test_grammars_of_dropped_requests_are_not_compiled(
@@ -40,12 +47,12 @@ def test_grammars_of_dropped_requests_are_not_compiled(
 
     monkeypatch.setattr(NativeCompiler, "compile", compile_later)
     asked = {seq_id: StructuredOutputsParams(regex=f"{seq_id}[0-9]") for seq_id in range(8)}
-    grammars.prepare(asked, [])
+    grammars.prepare_grammars(asked, [])
     for _ in range(4):  # as many as there are threads
         assert num_begun.acquire(timeout=LONG_S)
-    assert grammars.prepare({}, [0, 6, 7]) == [1, 2, 3, 4, 5]
+    assert grammars.prepare_grammars({}, [0, 6, 7]) == [1, 2, 3, 4, 5]
     # another one asks for the constraint of one that leaves, one has left and comes again
-    assert grammars.prepare({9: asked[5], 7: asked[7]}, [5]) == [1, 2, 3, 4, 9, 7]
+    assert grammars.prepare_grammars({9: asked[5], 7: asked[7]}, [5]) == [1, 2, 3, 4, 9, 7]
     may_compile.set()
     finish(grammars)
     assert sorted(compiled) == [f"{seq_id}[0-9]" for seq_id in (0, 1, 2, 3, 4, 5, 7)]
@@ -53,21 +60,17 @@ def test_grammars_of_dropped_requests_are_not_compiled(
 
 def test_a_grammar_that_cannot_be_compiled_counts_as_prepared(grammars: GrammarPreparation) -> None:
     asked = {1: StructuredOutputsParams(regex="[0-9]{3}"), 2: StructuredOutputsParams(regex="(")}
-    assert set(grammars.prepare(asked, [])) <= {1, 2}
+    assert set(grammars.prepare_grammars(asked, [])) <= {1, 2}
     finish(grammars)
-    assert grammars.prepare({3: asked[1]}, []) == [], "it is known"
+    assert grammars.prepare_grammars({3: asked[1]}, []) == [], "it is known"
     with pytest.raises(InvalidRequest, match="unclosed group"):
-        grammars.compiler.matcher(asked[2])
+        grammars.core.grammars.matcher(asked[2])
 
 
-def test_a_failed_load_for_prepare_structured_outputs_names_the_option(
-    grammars: GrammarPreparation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    grammars.finish_loading(LONG_S)  # nobody has asked for it
-    grammars.begin_loading()
-    grammars.finish_loading(LONG_S)
+def test_a_failed_load_for_prepare_structured_outputs_names_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared().warmed_up()  # nobody has asked for it
+    prepared(prepare_structured_outputs=True).warmed_up()
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    other = GrammarPreparation(resolve(demo_model_path()).model)
-    other.begin_loading()
+    other = prepared(prepare_structured_outputs=True)
     with pytest.raises(InvalidConfig, match=r'prepare_structured_outputs=True: .*pip install "raycore\[structured\]"'):
-        other.finish_loading(LONG_S)
+        other.warmed_up()

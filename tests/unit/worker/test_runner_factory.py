@@ -9,10 +9,9 @@ from test_setup import make
 from test_worker_model import build
 
 from raycore.cache_layout import KVCacheConfig
-from raycore.grammar.compiler import GrammarCompiler
 from raycore.runner.runner import ModelRunner
 from raycore.worker.cache_specs import expected_layout
-from raycore.worker.groups import WorkerGroups
+from raycore.worker.core import WorkerCore
 from raycore.worker.memory_sizes import MemorySizes
 from raycore.worker.rank import WorkerRank
 from raycore.worker.runner_factory import make_runner
@@ -25,8 +24,10 @@ def runner_of(setup: WorkerSetup, num_blocks: int = 3) -> ModelRunner:
 
 
 def make_it(setup: WorkerSetup, model: WorkerModel, num_blocks: int) -> ModelRunner:
-    cache = KVCacheConfig(num_blocks, expected_layout(setup))
-    return make_runner(setup, model, WorkerGroups(), GrammarCompiler("nowhere", 64, [1]), cache)
+    core = WorkerCore(setup.config, setup.rank)
+    core.take(setup)
+    core.model = model
+    return make_runner(core, KVCacheConfig(num_blocks, expected_layout(setup)))
 
 
 @pytest.mark.parametrize("num_blocks", [1, 5])

@@ -219,9 +219,9 @@ def test_the_largest_step_fits_the_estimated_memory(
     worker = Worker(resolve(str(tmp_path), batch_invariant=batch_invariant, **options, **limits), ALONE)
     worker.init_device()
     worker.load_model()
-    set_aside = worker._sizes.step
+    set_aside = worker._core.sizes.step
     at_start = peak_bytes(lambda: worker.initialize_cache(cache_of(worker, 2)))
-    at_start -= worker._sizes.states
+    at_start -= worker._core.sizes.states
     peaks: dict[str, int] = {}
     steps = list(worst_steps(*limits.values()))
     if drafts:
@@ -232,7 +232,7 @@ def test_the_largest_step_fits_the_estimated_memory(
         ]
     for name, plan in steps:
         for request in plan.new_requests:
-            request.block_ids *= worker._sizes.layout.num_groups
+            request.block_ids *= worker._core.sizes.layout.num_groups
         peaks[name] = peak_bytes(lambda plan=plan: worker.execute_model(plan))
         worker.execute_model(StepPlan(1, freed_slots=list(range(limits["max_num_seqs"]))))
     worker.shutdown()
@@ -252,7 +252,7 @@ def test_the_largest_step_that_pools_fits_the_estimated_memory(
     worker = Worker(resolve(str(tmp_path), **options, **limits), ALONE)
     worker.init_device()
     worker.load_model()
-    set_aside = worker._sizes.step
+    set_aside = worker._core.sizes.step
     at_start = peak_bytes(lambda: worker.initialize_cache(cache_of(worker, 2)))
     num_seqs, num_tokens, longest = limits.values()
     share = num_tokens // num_seqs
@@ -286,7 +286,7 @@ def test_the_largest_draft_step_fits_the_estimated_memory(
     worker = Worker(resolve(str(target), speculative_config=speculative, **options, **MANY_SHORTER), ALONE)
     worker.init_device()
     worker.load_model()
-    set_aside = worker._sizes.step
+    set_aside = worker._core.sizes.step
     at_start = peak_bytes(lambda: worker.initialize_cache(cache_of(worker, 2)))
     num_seqs, num_tokens, longest = MANY_SHORTER.values()
     _, plan = plans("many long prompts", [longest - 9] * num_seqs, [num_tokens // num_seqs] * num_seqs, EVERYTHING)
@@ -342,15 +342,15 @@ def test_the_largest_step_of_a_share_of_the_keys_fits_the_estimated_memory(
     options |= {"prefill_context_parallel_size": 2, "disable_hybrid_kv_cache_manager": True}
     worker = Worker(resolve(str(tmp_path), batch_invariant=batch_invariant, **options, **limits), ALONE)
     worker.init_device()
-    worker._groups.context = ContextParallel(0, 2, Repeating())
+    worker._core.groups.context = ContextParallel(0, 2, Repeating())
     worker.load_model()
-    set_aside = worker._sizes.step
+    set_aside = worker._core.sizes.step
     at_start = peak_bytes(lambda: worker.initialize_cache(cache_of(worker, 2)))
     peaks: dict[str, int] = {}
     for name, plan in worst_steps(*limits.values()):
         peaks[name] = peak_bytes(lambda plan=plan: worker.execute_model(plan))
         worker.execute_model(StepPlan(1, freed_slots=list(range(limits["max_num_seqs"]))))
-    worker._groups = WorkerGroups()
+    worker._core.groups = WorkerGroups()
     worker.shutdown()
     worst = at_start + max(peaks.values())
     assert worst <= set_aside < 4 * worst, f"{peaks}, {at_start} of it from the start on; set aside: {set_aside}"

@@ -29,7 +29,6 @@ from raycore.node import resources as host
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.sampling_params import SamplingParams
 from raycore.weights.checkpoint_reader import CheckpointReader
-from raycore.worker.groups import WorkerGroups
 from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class
 from raycore.worker.setup import set_up
 from raycore.worker.worker import Worker
@@ -104,10 +103,11 @@ def started_alone(path: Path, rank: WorkerRank, **options: Any) -> Worker:
     """A worker of several, whose results are never summed."""
     config = resolve(str(path), num_threads=1, dtype="float32", **options)
     worker = Worker(config, rank.with_experts(config.parallel, None))
-    worker._setup = setup = set_up(config, worker.rank)
-    groups = WorkerGroups()
-    groups.ranks = TensorParallel(rank.tp_rank, rank.tp_size)
-    worker._loaded = WorkerModel(setup, groups)
+    worker._make_parts()
+    core = worker._core
+    core.take(set_up(config, worker.rank))
+    core.groups.ranks = TensorParallel(rank.tp_rank, rank.tp_size)
+    core.model = WorkerModel(core.setup, core.groups)
     worker.load_model()
     return worker
 

@@ -119,7 +119,7 @@ def test_a_sleeping_worker_frees_its_memory_and_computes_the_same_when_awake(
     worker.initialize_cache(cache_of(worker, 4))
     worker.warm_up()
     expected = first_token(worker)
-    gone = [weakref.ref(worker._runner), *([weakref.ref(worker._model.decoder)] if level == 2 else [])]
+    gone = [weakref.ref(worker._core.runner), *([weakref.ref(worker._core.model.decoder)] if level == 2 else [])]
     worker.sleep(level)
     assert [each() for each in gone] == [None] * len(gone)
     worker.sleep(level)
@@ -149,8 +149,8 @@ def test_a_drafter_sleeps_and_wakes_with_its_worker(tmp_path: Path, cache: str, 
         num_layers * 2 * 2 * 16 * (head_dim * 4 if cache == "auto" else head_dim + 4)
         for num_layers, head_dim in (own, drafts)
     )
-    assert (alone._sizes.block, worker._sizes.block) == (in_target, in_target + in_drafts)
-    assert worker._sizes.step > alone._sizes.step
+    assert (alone._core.sizes.block, worker._core.sizes.block) == (in_target, in_target + in_drafts)
+    assert worker._core.sizes.step > alone._core.sizes.step
     guesses: list[list[list[int]]] = []
     gone: list[weakref.ref[object]] = []
     for _ in range(2):
@@ -159,7 +159,7 @@ def test_a_drafter_sleeps_and_wakes_with_its_worker(tmp_path: Path, cache: str, 
         worker.execute_model(StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[PROMPT]))
         guesses.append(worker.take_draft_token_ids([0], [4]))
         if not gone:
-            gone = [weakref.ref(worker._model.drafting.network), weakref.ref(worker._runner._drafter.network)]
+            gone = [weakref.ref(worker._core.model.drafting.network), weakref.ref(worker._core.runner._drafter.network)]
             worker.sleep(level)
             assert [each() is None for each in gone] == [level == 2, True]
             worker.wake_up(["weights"])
@@ -203,13 +203,13 @@ def test_a_sleeping_worker_returns_memory_to_the_operating_system(tmp_path: Path
     with host.freed_memory_returned():
         worker = start(str(tmp_path), dtype=dtype)
     num_weight_bytes = (
-        2 * worker._model.decoder.num_weights
+        2 * worker._core.model.decoder.num_weights
     )  # the native kernels pack float32 in 16 bits if that is exact
     num_cache_bytes = 48 << 20
     loaded = resident_bytes()
-    worker.initialize_cache(cache_of(worker, num_cache_bytes // worker._sizes.block))
+    worker.initialize_cache(cache_of(worker, num_cache_bytes // worker._core.sizes.block))
     worker.warm_up()
-    for block in worker._runner._attention._kv.blocks:
+    for block in worker._core.runner._attention._kv.blocks:
         block.fill_(0.5)
     del block
     full = resident_bytes()
@@ -224,8 +224,8 @@ def test_a_sleeping_worker_returns_memory_to_the_operating_system(tmp_path: Path
 def test_a_worker_starts_computes_a_token_and_shuts_down(checkpoint: str, batch_invariant: bool) -> None:
     worker = start(checkpoint, batch_invariant=batch_invariant)
     assert worker.dtype_name() == "float32"
-    assert worker._sizes.block == 2 * 2 * 2 * 16 * 8 * 4
-    assert worker.determine_available_memory() >= worker._sizes.block
+    assert worker._core.sizes.block == 2 * 2 * 2 * 16 * 8 * 4
+    assert worker.determine_available_memory() >= worker._core.sizes.block
     worker.initialize_cache(cache_of(worker, 4))
     worker.warm_up()
     prompt = np.arange(3, 8, dtype=np.int32)

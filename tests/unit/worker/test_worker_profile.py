@@ -68,8 +68,10 @@ def test_an_ended_worker_profile_restores_the_replaced_methods(checkpoint: str, 
     worker = make_worker(checkpoint, tmp_path)
 
     def parts() -> list[object]:
-        found = [(id(owner), name, vars(owner).get(name)) for owner, names in worker._runner.parts() for name in names]
-        return [*found, vars(worker._runner).get("launch")]
+        found = [
+            (id(owner), name, vars(owner).get(name)) for owner, names in worker._core.runner.parts() for name in names
+        ]
+        return [*found, vars(worker._core.runner).get("launch")]
 
     before = parts()
     worker.profile(True)
@@ -86,7 +88,7 @@ def test_a_worker_profile_begins_after_delay_iterations_and_ends_after_max_itera
     (path,) = (tmp_path / "traces").iterdir()
     steps = read_trace(path).beginning_with("step ")
     assert [name.split(":")[0] for name in steps] == ["step 1", "step 2"]
-    assert "launch" not in vars(worker._runner)
+    assert "launch" not in vars(worker._core.runner)
     worker.profile(True, delay_iterations=0)  # the first has ended
     with pytest.raises(InvalidInput, match="a profile is running"):
         worker.profile(True)

@@ -165,7 +165,7 @@ def test_a_new_worker_needs_memory_for_adapters_and_its_drafter(tmp_path: Path, 
         return worker
 
     def needed(worker: Worker) -> int:
-        return worker.memory_need(2, [1], 0).needed - worker._sizes.step
+        return worker.memory_need(2, [1], 0).needed - worker._core.sizes.step
 
     alone = needed(new_worker())
     adapted = new_worker(enable_lora=True, max_loras=2, max_lora_rank=8)
