@@ -38,7 +38,10 @@ from raycore.layers.gpu_operations import GpuOperations
 from raycore.messages import EngineRequest, NewRequest, StepPlan
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.runner.decode_graphs import DecodeGraphs, decode_sizes
+from raycore.runner.execution import GraphedSteps
 from raycore.runner.runner import ModelRunner
+from raycore.runner.sampling_head import SamplingHead
+from raycore.runner.sources import Tokens
 from raycore.sampling.gpu import GpuSampling
 from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
@@ -116,12 +119,14 @@ def become_idle(worker: Worker) -> None:
     sizes = decode_sizes(num_seqs)
     batch = DeviceBatch(SlotBatch(num_seqs, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=sizes, is_shared=False)
     kernels = IdleSampling(num_seqs)
+    decoder: Any = IdleDecoder(config)
     worker._core.runner = ModelRunner(
-        IdleDecoder(config),  # pyright: ignore[reportArgumentType]
+        decoder,
         TritonAttention(attention_spec, kv, sizes[-1]),
         batch,
-        Sampler(spec.vocab_size, kernels),
-        graphs=DecodeGraphs(lambda compute: compute),
+        Tokens(batch),
+        SamplingHead(decoder, batch, Sampler(spec.vocab_size, kernels)),
+        execution=GraphedSteps(DecodeGraphs(lambda compute: compute)),
     )
 
 
@@ -215,8 +220,9 @@ def make_runner(spec: Any) -> ModelRunner:
     kv = KVTensors(spec.num_layers, 1, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
     batch = DeviceBatch(SlotBatch(1, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=[1], is_shared=False)
     sampler = Sampler(spec.vocab_size, GpuSampling(CPU))
-    graphs = DecodeGraphs(lambda compute: compute)
-    return ModelRunner(decoder, TritonAttention(attention_spec, kv, 1), batch, sampler, graphs=graphs)
+    graphs = GraphedSteps(DecodeGraphs(lambda compute: compute))
+    head = SamplingHead(decoder, batch, sampler)
+    return ModelRunner(decoder, TritonAttention(attention_spec, kv, 1), batch, Tokens(batch), head, execution=graphs)
 
 
 def main(write: Callable[[str], object] = print) -> int:

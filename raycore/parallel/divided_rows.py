@@ -7,13 +7,13 @@ from torch import Tensor
 from torch.nn import functional
 
 from raycore.parallel.collectives import Collectives
-from raycore.step.batch import StepInputs
+from raycore.step.batch import Ints, StepInputs
 from raycore.step.row_shares import RowShares, share_rows
 from raycore.step.transfers import to_device
 
 
 class DividedRows:
-    """One worker's rows of the present step, and those of the others: call `begin` before each step."""
+    """One worker's rows of the present step, and those of the others. Implements `StepRows`."""
 
     def __init__(self, rank: int, size: int, collectives: Collectives, device: torch.device) -> None:
         """`rank`: the worker's number among the `size` workers that `collectives` connects."""
@@ -31,6 +31,19 @@ class DividedRows:
         if self.shares is not None:
             self._rows = to_device(self.shares.rows, self._device)
             self._places_T = to_device(self.shares.places, self._device)
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether other workers compute some of the step's rows."""
+        return self.shares is not None
+
+    def count(self, step: StepInputs) -> int:
+        """Return how many of the step's rows are this worker's."""
+        return len(step.positions) if self.shares is None else len(self.shares.rows)
+
+    def of_numbers(self, numbers_T: Ints) -> Ints:
+        """Return this worker's of the numbers of all rows, on the host."""
+        return numbers_T if self.shares is None else numbers_T[self.shares.rows]
 
     def own(self, x_TX: Tensor) -> Tensor:
         """Return this worker's rows of all."""

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 
+from raycore.layers.rows import TILE_ROWS
 from raycore.node.cpu_time import OtherProcesses, ThreadWaits
 from raycore.node.resources import usable_cores
 
@@ -37,6 +39,15 @@ _FREE_CORES = 0.6
 """Cores that must be free for another thread."""
 _PAUSE_S = 0.01
 """If no step ran for so long, it doesn't matter what other processes did meanwhile."""
+
+
+class Weighed(Protocol):
+    """Layers, as far as the time of a step depends on them."""
+
+    num_weights: int
+    """Number of multiplications for one token, without those of attention."""
+    num_key_value_numbers: int
+    """How many numbers of one token's keys and values a later token reads, in all layers."""
 
 
 class ComputeThreads:
@@ -71,6 +82,15 @@ class ComputeThreads:
         if self._controller is not None and self._noted_s is not None and self._noted_s - self._ended_s > _PAUSE_S:
             self._controller.resume()
 
+    def begin_layers(self, layers: Weighed, num_tokens: int, num_keys: int = 0) -> None:
+        """Set the number of threads for a step of some layers.
+
+        `num_keys`: how many tokens' keys and values attention reads in each layer.
+        """
+        if self.is_fixed:
+            num_tokens, num_keys = TILE_ROWS, 0  # every step uses the same number of threads
+        self.begin_step(num_tokens, layers.num_weights, num_keys * layers.num_key_value_numbers)
+
     def adapt(self) -> None:
         """Set the number of threads for the rest of a step, from how it went so far. Does nothing between steps."""
         if self._controller is None or self._noted_s is None:
@@ -86,6 +106,9 @@ class ComputeThreads:
         self.adapt()
         if self._noted_s is not None:
             self._ended_s, self._noted_s = self._noted_s, None
+
+
+ONE_THREAD = ComputeThreads()
 
 
 class ThreadController:

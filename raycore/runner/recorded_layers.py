@@ -21,6 +21,7 @@ from raycore.attention.native import NativeAttention
 from raycore.attention.spec import Attention
 from raycore.decoder.network import ComputeLayer, RunLayer
 from raycore.kernels import library
+from raycore.runner.execution import StepExecution
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ _MAX_ROWS = 64
 _NUM_CHECKS = 2
 
 
-class RecordedLayers:
+class RecordedLayers(StepExecution):
     """The recordings of a decoder's layers, with an attention backend of native kernels."""
 
     def __init__(self, attention: NativeAttention) -> None:

@@ -19,7 +19,7 @@ from raycore.step.transfers import Download, to_device
 
 @dataclass(slots=True)
 class StatesDownload:
-    """A step's hidden states on their way to the host."""
+    """A step's hidden states on their way to the host. Implements `StepExtra`."""
 
     sampled: Ints
     """For each new token whose state is returned, ascending: its index in `StepInputs.sampled`."""
@@ -30,7 +30,7 @@ class StatesDownload:
     prompts: list[tuple[int, int, Download]] = field(default_factory=list[tuple[int, int, Download]])
     """(index in `StepInputs.slots`, first position, float32[n, D]: the states of n positions of the prompt)."""
 
-    def add_to(self, result: StepResult, kept: Container[int]) -> None:
+    def add_to(self, result: StepResult, step: StepInputs, kept: Container[int]) -> None:
         """Wait for the states, and add them to a step's result.
 
         `kept`: which of the new tokens, as indexes in `StepInputs.sampled`, their requests get.

@@ -60,6 +60,11 @@ class StepInputs:
         return 0 < len(self.sampled) == len(self.positions) == len(self.slots)
 
     @property
+    def num_keys(self) -> int:
+        """How many tokens' keys and values attention reads in a layer."""
+        return int(self.starts.sum() + self.counts.sum())
+
+    @property
     def sampled_slots(self) -> Ints:
         """[R]: the slot of each new token."""
         return self.slots if self.is_decoding else self.slots[self.sampled]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from raycore.attention.grouped import GroupedAttention, LayerPlace
@@ -14,10 +15,17 @@ from raycore.decoder.network import FollowsPlans
 from raycore.errors import InvalidConfig
 from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
-from raycore.runner.drafting.drafter import Drafter
+from raycore.runner.drafting.drafter import NO_DRAFTS, Drafting
+from raycore.runner.execution import BY_OPERATION, GraphedSteps, StepExecution
+from raycore.runner.heads import Head, NextStage
+from raycore.runner.part import Following, RunnerPart
 from raycore.runner.recorded_layers import RecordedLayers
+from raycore.runner.rows import ALL_ROWS, StepRows
 from raycore.runner.runner import ModelRunner
+from raycore.runner.sampling_head import SamplingHead, also_sent, own_tokens
+from raycore.runner.sources import Source, StageBefore, Tokens, TokensWithImages
 from raycore.runner.step_images import StepImages
+from raycore.runner.step_parts import AdaptedRows, ReturnedTokens
 from raycore.sampling.sampler import Sampler
 from raycore.state.state_layers import StateLayers
 from raycore.step.batch import SlotBatch
@@ -33,14 +41,13 @@ from raycore.worker.worker_model import WorkerModel
 if TYPE_CHECKING:
     from raycore.config.ec_transfer import ECTransferConfig
     from raycore.kv_transfer.embeddings import EmbeddingStore
-    from raycore.pooling.pooler import Pooler
     from raycore.sampling.processor_batch import ProcessorBatch
 
 
 def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
     """Allocate the KV cache, and return what runs steps with it."""
     setup, model, groups = core.setup, core.model, core.groups
-    config, rank = setup.config, setup.rank
+    config = setup.config
     max_seqs, max_model_len = config.scheduler.max_num_seqs, config.scheduler.max_model_len
     has_graphs = setup.has_graphs and not any(acts() for acts in core.hooks.acts_in_layers)
     sizes = decode_sizes(max_seqs) if has_graphs else []
@@ -48,52 +55,63 @@ def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
     features = _make_features(setup)
     host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups, features)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
-    states = make_state_layers(setup, model.decoder)
-    followers: list[FollowsPlans] = [] if states is None else [states]
-    if config.model.spec.encoder is None:
-        attention = _make_attention(core, states, cache, max_rows)
-    else:
-        attention = _encoder_attention(setup)
-    attention, own_followers = model.decoder.around(attention)
-    followers += own_followers
-    sampler: Sampler | None = None
-    pooler = _make_pooler(setup, model) if config.model.spec.pooling is not None and rank.is_last_stage else None
-    drafter: Drafter | None = None
-    if rank.is_last_stage and pooler is None:
-        sampler = Sampler(
-            config.model.spec.vocab_size,
-            setup.backend.sampling(),
-            grammars=core.grammars,
-            logprobs_mode=config.model.logprobs_mode,
-            batch_invariant=config.model.batch_invariant,
-            processors=_make_processors(setup) if config.has_logits_processors else None,
-        )
-        if model.drafting is not None:
-            drafter = model.drafting.make_drafter(
-                model.decoder, batch, sampler, model.threads, cache.num_blocks, max_rows
-            )
-    return ModelRunner(
+    attention, followers = _make_attention(core, cache, max_rows)
+    rows = groups.rows or ALL_ROWS
+    runner = ModelRunner(
         model.decoder,
         attention,
         batch,
-        sampler,
+        _make_source(core, batch, rows),
+        *_make_head(core, batch, rows, cache.num_blocks, max_rows),
         threads=model.threads,
-        reports=rank.reports_steps,
-        experts=groups.experts,
-        graphs=DecodeGraphs(CudaCapture()) if sizes else None,
-        recorded=_make_recorded(model, groups, attention),
-        source=groups.source,
-        sink=groups.sink,
-        token_source=_token_receiver(setup, groups, batch),
-        token_sink=groups.token_link if rank.is_last_stage and pooler is None else None,
-        drafter=drafter,
-        adapter_rows=None if model.adapters is None else model.adapters.rows,
-        rows=groups.rows,
-        agree=groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else None,
-        states=next(iter(followers), None),
-        images=_make_images(setup, model, groups),
-        pooler=pooler,
+        rows=rows,
+        execution=_make_execution(core, attention, has_graphs=bool(sizes)),
+        parts=[
+            *map(Following, followers),
+            *_adapted_rows(core, batch, rows),
+            *_returned_tokens(core, batch),
+        ],
     )
+    runner.share_experts(groups.experts)
+    return runner
+
+
+def _make_source(core: WorkerCore, batch: DeviceBatch, rows: StepRows) -> Source:
+    """Return where the stage's inputs come from."""
+    link, network = core.groups.source, core.model.decoder
+    if core.rank.pp_rank > 0:
+        assert link is not None, "stages are linked"
+        return StageBefore(link, rows, network)
+    images = _make_images(core.setup, core.model, core.groups)
+    return Tokens(batch, rows) if images is None else TokensWithImages(images, batch, network, core.model.threads)
+
+
+def _make_head(
+    core: WorkerCore, batch: DeviceBatch, rows: StepRows, num_blocks: int, max_rows: int
+) -> tuple[Head, Drafting]:
+    """Return what the stage does with its final hidden states, and what drafts tokens with its sampler."""
+    setup, model, groups, rank = core.setup, core.model, core.groups, core.rank
+    config, link = setup.config, groups.token_link
+    if not rank.is_last_stage:
+        assert groups.sink is not None, "stages are linked"
+        return NextStage(groups.sink), NO_DRAFTS
+    if config.model.spec.pooling is not None:
+        return _make_pooling(setup, model, batch), NO_DRAFTS
+    sampler = Sampler(
+        config.model.spec.vocab_size,
+        setup.backend.sampling(),
+        grammars=core.grammars,
+        logprobs_mode=config.model.logprobs_mode,
+        batch_invariant=config.model.batch_invariant,
+        processors=_make_processors(setup) if config.has_logits_processors else None,
+    )
+    share = groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else own_tokens
+    if link is not None:
+        share = also_sent(link, share)
+    head = SamplingHead(model.decoder, batch, sampler, rows, reports=rank.reports_steps, share=share)
+    if model.drafting is None:
+        return head, NO_DRAFTS
+    return head, model.drafting.make_drafter(model.decoder, batch, sampler, model.threads, num_blocks, max_rows)
 
 
 def _make_processors(setup: WorkerSetup) -> ProcessorBatch:
@@ -111,18 +129,20 @@ def _make_processors(setup: WorkerSetup) -> ProcessorBatch:
         raise InvalidConfig(f"the logits processors {names} failed: {type(error).__name__}: {error}") from error
 
 
-def _make_pooler(setup: WorkerSetup, model: WorkerModel) -> Pooler:
-    from raycore.pooling.pooler import Pooler  # imported lazily: models that generate don't need it
+def _make_pooling(setup: WorkerSetup, model: WorkerModel, batch: DeviceBatch) -> Head:
+    # imported lazily: models that generate don't need it
+    from raycore.pooling.pooler import Pooler
+    from raycore.runner.pooling_head import PoolingHead
 
-    spec = setup.config.model.spec.pooling
+    config, spec = setup.config, setup.config.model.spec.pooling
     assert spec is not None, "the model pools"
-    config = setup.config
-    return Pooler(
+    pooler = Pooler(
         spec,
         model.heads,
         one_by_one=config.model.batch_invariant,
         computes_whole_prompts=config.scheduler.computes_whole_prompts,
     )
+    return PoolingHead(pooler, batch)
 
 
 def _make_features(setup: WorkerSetup) -> SlotFeatures | None:
@@ -159,7 +179,18 @@ def _make_store(setup: WorkerSetup, config: ECTransferConfig) -> EmbeddingStore:
     return store_class(config)(config, embeddings_of(setup), writes_files=rank.tp_rank == rank.pcp_rank == 0)
 
 
-def _make_attention(
+def _make_attention(core: WorkerCore, cache: KVCacheConfig, max_rows: int) -> tuple[Attention, Sequence[FollowsPlans]]:
+    """Return what computes the part of the stage's layers that mixes tokens, and what of it follows plans."""
+    states = make_state_layers(core.setup, core.model.decoder)
+    if core.setup.config.model.spec.encoder is None:
+        attention = _grouped_attention(core, states, cache, max_rows)
+    else:
+        attention = _encoder_attention(core.setup)
+    attention, followers = core.model.decoder.around(attention)
+    return attention, followers if states is None else [states, *followers]
+
+
+def _grouped_attention(
     core: WorkerCore, states: StateLayers[Any] | None, cache: KVCacheConfig, max_rows: int
 ) -> Attention:
     """Return what computes each layer of the stage: attention, or `states`."""
@@ -195,12 +226,13 @@ def _encoder_attention(setup: WorkerSetup) -> Attention:
     return make_attention(heads, is_native=is_native, batch_invariant=config.model.batch_invariant)
 
 
-def _make_recorded(model: WorkerModel, groups: WorkerGroups, attention: Attention) -> RecordedLayers | None:
-    """Return what computes layers that only call native kernels. None: some layers do more, such as wait for others."""
-    is_plain = model.decoder.can_record_layers and model.adapters is None
-    if not is_plain or groups.ranks.size > 1 or not isinstance(attention, NativeAttention):
-        return None
-    return RecordedLayers(attention)
+def _make_execution(core: WorkerCore, attention: Attention, *, has_graphs: bool) -> StepExecution:
+    """Return how layers are run: with recordings if they only call native kernels, and don't wait for others."""
+    model = core.model
+    if has_graphs:
+        return GraphedSteps(DecodeGraphs(CudaCapture()), None if model.adapters is None else model.adapters.rows)
+    is_plain = model.decoder.can_record_layers and model.adapters is None and core.groups.ranks.size == 1
+    return RecordedLayers(attention) if is_plain and isinstance(attention, NativeAttention) else BY_OPERATION
 
 
 def _plain_attention(core: WorkerCore, layers: list[int], cache: KVCacheConfig, max_rows: int) -> Attention:
@@ -242,8 +274,14 @@ def _plain_attention(core: WorkerCore, layers: list[int], cache: KVCacheConfig, 
     return attention
 
 
-def _token_receiver(setup: WorkerSetup, groups: WorkerGroups, batch: DeviceBatch) -> TokenReceiver | None:
+def _adapted_rows(core: WorkerCore, batch: DeviceBatch, rows: StepRows) -> list[RunnerPart]:
+    adapters = core.model.adapters
+    return [] if adapters is None else [AdaptedRows(adapters.rows, batch, rows)]
+
+
+def _returned_tokens(core: WorkerCore, batch: DeviceBatch) -> list[RunnerPart]:
+    link, setup = core.groups.token_link, core.setup
     # no token follows the prompts of a model that pools
-    if groups.token_link is None or setup.rank.is_last_stage or setup.config.model.spec.pooling is not None:
-        return None
-    return TokenReceiver(groups.token_link, batch, setup.most_steps_in_flight)
+    if link is None or setup.rank.is_last_stage or setup.config.model.spec.pooling is not None:
+        return []
+    return [ReturnedTokens(TokenReceiver(link, batch, setup.most_steps_in_flight))]

@@ -156,7 +156,7 @@ class Worker(WorkerProtocol):
         """Run the steps that need the most memory, with a cache of one block."""
         core, layout = self._core, self._core.sizes.layout
         core.runner = make_runner(core, KVCacheConfig(1, layout))
-        run_worst_steps(core.runner, self.config, layout.num_groups, drafts=core.model.drafting is not None)
+        run_worst_steps(core.runner, self.config, layout.num_groups)
         core.runner = NoRunner()
 
     @fails_together
@@ -219,7 +219,7 @@ class Worker(WorkerProtocol):
         All tokens of these slots must have been received. All workers must call this at the same time; those that don't
         draft return nothing.
         """
-        return [] if self._core.model.drafting is None else self._core.runner.take_draft_token_ids(slots, num_tokens)
+        return self._core.runner.take_draft_token_ids(slots, num_tokens)
 
     def step_times(self) -> StepTimes:
         """Return what this worker has spent its time on in steps. On a GPU, that is only the host's time."""

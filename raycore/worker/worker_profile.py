@@ -21,7 +21,8 @@ from raycore.config.profiler import ProfilerConfig, checked_prefix, session_conf
 from raycore.errors import InvalidInput
 from raycore.messages import StepPlan
 from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
-from raycore.runner.runner import LaunchedStep, ModelRunner
+from raycore.runner.launched_step import LaunchedStep
+from raycore.runner.runner import ModelRunner
 from raycore.worker.core import NoRunner, WorkerCore
 from raycore.worker.part import WorkerPart, called_by_name
 

@@ -27,7 +27,7 @@ _EVERYTHING = SamplingParams(
 )
 
 
-def run_worst_steps(runner: ModelRunner, config: EngineConfig, num_groups: int, *, drafts: bool) -> None:
+def run_worst_steps(runner: ModelRunner, config: EngineConfig, num_groups: int) -> None:
     """Run the steps that need the most memory within the limits of a configuration. Drafts follow if there are any.
 
     `num_groups`: number of groups of the KV cache.
@@ -37,7 +37,7 @@ def run_worst_steps(runner: ModelRunner, config: EngineConfig, num_groups: int, 
         _pool_all(prompts, config.model.spec.pooling)
         others = [StepPlan(2, freed_slots=[new.slot for new in prompts.new_requests])]
     runner.execute(prompts)
-    if drafts:
+    if config.drafter is not None:
         # logits and sampling take as much as in the target's largest steps, which follow
         slots: list[int] = np.frombuffer(prompts.slots, np.int32).tolist()
         runner.take_draft_token_ids(slots, [1] * len(slots))

@@ -176,7 +176,7 @@ class Run:
             return 0
 
         def num_loaded(worker: Any) -> int:
-            return worker._core.runner._images._store.num_loaded
+            return worker._core.runner._source.images._store.num_loaded
 
         return sum(await self._llm.collective_rpc(num_loaded))
 

@@ -23,8 +23,12 @@ from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.pooling.pooler import Pooler
 from raycore.runner.decode_graphs import DecodeGraphs
-from raycore.runner.drafting.drafter import Drafter
+from raycore.runner.drafting.drafter import NO_DRAFTS, Drafter
+from raycore.runner.execution import BY_OPERATION, GraphedSteps
+from raycore.runner.pooling_head import PoolingHead
 from raycore.runner.runner import ModelRunner
+from raycore.runner.sampling_head import SamplingHead
+from raycore.runner.sources import Tokens
 from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
@@ -132,10 +136,10 @@ def make_runner(
         decoder,
         attention,
         batch,
-        sampler if pooler is None else None,
-        pooler=pooler,
-        graphs=DecodeGraphs(lambda compute: compute) if has_graphs else None,
-        drafter=None if make_drafter is None else make_drafter(decoder, batch, sampler, operations),
+        Tokens(batch),
+        SamplingHead(decoder, batch, sampler) if pooler is None else PoolingHead(pooler, batch),
+        NO_DRAFTS if make_drafter is None else make_drafter(decoder, batch, sampler, operations),
+        execution=GraphedSteps(DecodeGraphs(lambda compute: compute)) if has_graphs else BY_OPERATION,
     )
 
 

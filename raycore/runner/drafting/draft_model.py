@@ -15,7 +15,6 @@ from raycore.decoder.network import NO_TAPS, Network
 from raycore.messages import StepPlan
 from raycore.profile_session import Parts
 from raycore.runner.compute_threads import ComputeThreads
-from raycore.runner.drafting.drafter import choose_threads
 from raycore.runner.drafting.rows import DraftRows
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.device_batch import DeviceBatch, StepTensors
@@ -133,7 +132,7 @@ class DraftModel:
         `starts`, `counts`: by row. Rows with one token are chosen first.
         """
         step, tensors = rows.step(chosen, starts[chosen], counts[chosen], is_sampled=is_sampled)
-        choose_threads(self._threads, step, self._decoder.num_weights, self._decoder.num_key_value_numbers)
+        self._threads.begin_layers(self._decoder, len(step.positions), step.num_keys)
         self._attention.begin(step, tensors)
         token_ids_T = self._batch.token_ids_of(tensors)
         hidden_RD = self._decoder.forward(token_ids_T, self._attention, tensors.sampled_rows_R, self._threads.adapt)

@@ -12,11 +12,10 @@ import numpy as np
 from torch import Tensor
 
 from raycore.decoder.network import Taps
-from raycore.layers.rows import TILE_ROWS
 from raycore.messages import StepPlan
 from raycore.profile_session import Parts
-from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.drafting.rows import DraftRows
+from raycore.runner.part import RunnerPart
 from raycore.sampling.sampler import Sampler
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.device_batch import DeviceBatch, StepTensors
@@ -58,7 +57,18 @@ class DraftNetwork(Protocol):
         ...
 
 
-class Drafter:
+class Drafting(RunnerPart):
+    """Drafts tokens between two steps. This one drafts none."""
+
+    def draft(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
+        """Return a draft of `num_tokens[i]` tokens, at least 1, for each slot. Waits for the device."""
+        return []
+
+
+NO_DRAFTS = Drafting()
+
+
+class Drafter(Drafting):
     """Drafts tokens on one worker, between two steps."""
 
     def __init__(
@@ -84,8 +94,23 @@ class Drafter:
         self._num_blocks = num_blocks
         self._num_calls = 0
 
+    def apply(self, plan: StepPlan) -> None:
+        self.network.apply(plan)
+
+    def taps(self, step: StepInputs) -> Taps:
+        return self.network.taps
+
+    def end_forward(self, step: StepInputs, tensors: StepTensors) -> None:
+        self.network.sync(step, tensors)
+
+    def received(self, step: StepInputs, rows: Ints) -> None:
+        self.network.accept(step, rows)
+
+    def parts(self) -> Parts:
+        yield self, {"draft": "draft"}
+        yield from self.network.parts()
+
     def draft(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
-        """Return a draft of `num_tokens[i]` tokens, at least 1, for each slot. Waits for the device."""
         self._num_calls += 1
         counts = np.array(num_tokens)
         longest_first = np.argsort(-counts, kind="stable")
@@ -122,12 +147,3 @@ class Drafter:
         if not self._batch.is_shared and self._sampler.changes_logits(slots):
             self._batch.host.token_ids[slots, positions] = download.arrays()[0]
         return download
-
-
-def choose_threads(threads: ComputeThreads, step: StepInputs, num_weights: int, num_key_value_numbers: int) -> None:
-    """Choose the number of compute threads for a step of a network with so many weights."""
-    if threads.is_fixed:
-        threads.begin_step(TILE_ROWS, num_weights)
-    else:
-        num_keys = int(step.starts.sum() + step.counts.sum())
-        threads.begin_step(len(step.positions), num_weights, num_keys * num_key_value_numbers)

@@ -18,7 +18,6 @@ from raycore.decoder.network import Network, Taps
 from raycore.messages import StepPlan
 from raycore.profile_session import Parts
 from raycore.runner.compute_threads import ComputeThreads
-from raycore.runner.drafting.drafter import choose_threads
 from raycore.runner.drafting.rows import DraftRows
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.device_batch import DeviceBatch, StepTensors
@@ -102,7 +101,7 @@ class Eagle3:
         """Return the logits after the tokens at these positions, which are the head's inputs one position before."""
         starts = next_positions[:num_rows] - 1
         step, tensors = rows.step(np.arange(num_rows), starts, np.ones(num_rows, np.int64))
-        choose_threads(self._threads, step, self._head.num_weights, self._head.num_key_value_numbers)
+        self._threads.begin_layers(self._head, len(step.positions), step.num_keys)
         self._attention.begin(step, tensors)
         next_ids_R = self._batch.token_ids_at(tensors.next_indices_R)
         self._drafted_RD = self._head.forward(next_ids_R, self._drafted_RD[:num_rows], self._attention)

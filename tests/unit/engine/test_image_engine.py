@@ -62,7 +62,7 @@ def test_cached_prefixes_give_the_same_tokens(case: Case) -> None:
 def test_embeddings_are_computed_anew_after_a_reset(case: Case) -> None:
     engine = engine_of(case.path, enable_prefix_caching=False)
     assert engine.generate(case.prompts) == case.expected
-    kept = engine.core.executor._worker._core.runner._images._kept
+    kept = engine.core.executor._worker._core.runner._source.images._kept
     before = dict(kept)
     engine.core.utilities.functions["reset_encoder_cache"]()
     assert engine.generate(case.prompts) == case.expected

@@ -45,7 +45,7 @@ def run(core: EngineCore, prompts: list[Prompt]) -> list[list[int]]:
 
 
 def counts_of(worker: Any) -> tuple[int, int] | None:
-    store = worker._core.runner._images._store
+    store = worker._core.runner._source.images._store
     return None if store is None else (store.num_loaded, store.num_saved)
 
 

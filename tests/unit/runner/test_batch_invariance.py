@@ -24,6 +24,8 @@ from raycore.messages import StepPlan, TokenLogprobs
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.runner.runner import ModelRunner
+from raycore.runner.sampling_head import SamplingHead
+from raycore.runner.sources import Tokens
 from raycore.sampling.logprobs import TokenLogprobsDownload
 from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
@@ -113,7 +115,9 @@ class Engine:
         attention = make_attention(
             spec, decoder, kv, MAX_MODEL_LEN, max_gathered, backend, batch_invariant=True, dtype=dtype
         )
-        self.runner = ModelRunner(decoder, attention, DeviceBatch(self.batch, CPU), self.sampler)
+        batch = DeviceBatch(self.batch, CPU)
+        head = SamplingHead(decoder, batch, self.sampler)
+        self.runner = ModelRunner(decoder, attention, batch, Tokens(batch), head)
         self.logits: dict[int, Logits] = {slot: {} for slot in range(NUM_SLOTS)}
         self.logprobs: dict[int, list[TokenLogprobs]] = {slot: [] for slot in range(NUM_SLOTS)}
         self._decoder = decoder

@@ -94,8 +94,8 @@ def test_batch_invariant_logits_have_the_same_bits_in_chunks_and_beside_others(c
     ]
     logits: dict[ModelRunner, list[torch.Tensor]] = {alone: [], together: []}
     for runner, rows in logits.items():
-        compute = runner._decoder.logits
-        runner._decoder.logits = lambda hidden, compute=compute, rows=rows: rows.append(compute(hidden)) or rows[-1]
+        compute = runner._network.logits
+        runner._network.logits = lambda hidden, compute=compute, rows=rows: rows.append(compute(hidden)) or rows[-1]
     request = new_request(2, prompt, [30, 7, 19, 4])
     for step in (plan([2], [len(prompt)], new_requests=[request]), plan([2]), plan([2])):
         alone.execute(step)

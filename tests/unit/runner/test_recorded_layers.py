@@ -23,7 +23,8 @@ from torch import Tensor
 from raycore.config import resolve
 from raycore.kernels import library
 from raycore.messages import NewRequest, StepPlan
-from raycore.runner.recorded_layers import _RecordedLayer
+from raycore.runner.execution import BY_OPERATION
+from raycore.runner.recorded_layers import RecordedLayers, _RecordedLayer
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
@@ -81,8 +82,8 @@ def run(worker: Worker) -> Iterator[Tensor]:
 
 def recorded(worker: Worker) -> list[bool]:
     """Of each layer, whether it is computed by its recording."""
-    layers = worker._core.runner._recorded
-    return [] if layers is None else [not each._checks_left for each in layers._layers.values()]
+    layers = worker._core.runner._execution
+    return [not each._checks_left for each in layers._layers.values()] if isinstance(layers, RecordedLayers) else []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -90,7 +91,7 @@ def recorded(worker: Worker) -> list[bool]:
 def test_recorded_layers_compute_the_same_bits(family: str, dtype: str, tmp_path: Path) -> None:
     path = make_checkpoint(family, tmp_path)
     worker, plain = start(path, dtype=dtype), start(path, dtype=dtype)
-    plain._steps._recorded = None
+    plain._core.runner._execution = BY_OPERATION
     for one, other in zip(run(worker), run(plain), strict=True):
         assert torch.equal(one, other)
     if family in ("qwen3", "granite"):  # granite multiplies by torch's operations

@@ -159,7 +159,10 @@ def test_a_drafter_sleeps_and_wakes_with_its_worker(tmp_path: Path, cache: str, 
         worker.execute_model(StepPlan(0, np.int32(0).tobytes(), np.int32(5).tobytes(), new_requests=[PROMPT]))
         guesses.append(worker.take_draft_token_ids([0], [4]))
         if not gone:
-            gone = [weakref.ref(worker._core.model.drafting.network), weakref.ref(worker._core.runner._drafter.network)]
+            gone = [
+                weakref.ref(worker._core.model.drafting.network),
+                weakref.ref(worker._core.runner._drafting.network),
+            ]
             worker.sleep(level)
             assert [each() is None for each in gone] == [level == 2, True]
             worker.wake_up(["weights"])

@@ -1,0 +1,51 @@
+"""What a stage does with its final hidden states: it samples from them, pools them, or sends them to the next stage.
+
+`SamplingHead` and `PoolingHead` are in modules of their own. Shape suffixes: T tokens of a step, R those that are kept,
+D hidden size.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from torch import Tensor
+
+from raycore.parallel.links import Link
+from raycore.profile_session import Parts
+from raycore.runner.launched_step import LaunchedStep
+from raycore.runner.part import RunnerPart
+from raycore.step.batch import StepInputs
+from raycore.step.device_batch import StepTensors
+
+
+class Head(RunnerPart):
+    """The end of a step."""
+
+    def wants_all_rows(self, step: StepInputs) -> bool:
+        """Whether it takes the hidden states of all tokens. If not, the last layer keeps some."""
+        return False
+
+    def kept_rows(self, step: StepInputs, tensors: StepTensors) -> Tensor | None:
+        """Return the rows that are kept. None: the first ones."""
+        return tensors.sampled_rows_R
+
+    @abstractmethod
+    def take(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
+        """Go on with what the layers have computed. Adds what there is to report to `launched`.
+
+        `hidden`: all rows [T, D] that this worker computes, if `wants_all_rows` or if workers divide the rows; else
+        those that are kept [R, D].
+        """
+
+
+class NextStage(Head):
+    """Sends hidden states on."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def take(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
+        self._link.send(hidden)
+
+    def parts(self) -> Parts:
+        yield self._link, {"send": "send"}

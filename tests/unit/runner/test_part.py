@@ -1,0 +1,103 @@
+"""Every part of a runner keeps the contract: its hooks have the contract's names and parameters, and no others."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+from small_model import BLOCK_SIZE, NUM_BLOCKS, make_runner, new_request, plan, tokens_of
+
+from raycore.messages import StepPlan, StepResult
+from raycore.runner.drafting.drafter import NO_DRAFTS, Drafter, Drafting
+from raycore.runner.heads import Head, NextStage
+from raycore.runner.part import Following, RunnerPart
+from raycore.runner.pooling_head import PoolingHead
+from raycore.runner.sampling_head import SamplingHead
+from raycore.runner.sources import Source, StageBefore, Tokens, TokensWithImages
+from raycore.runner.step_parts import AdaptedRows, Lockstep, ReturnedTokens
+
+BASES: list[type] = [RunnerPart, Source, Head, Drafting]
+PARTS: list[type[RunnerPart]] = [
+    *(AdaptedRows, Drafter, Following, Lockstep, NextStage, PoolingHead, ReturnedTokens, SamplingHead, StageBefore),
+    *(Tokens, TokensWithImages),
+]
+
+
+def own_functions(part: type) -> dict[str, Any]:
+    return {name: each for name, each in vars(part).items() if inspect.isfunction(each) and not name.startswith("_")}
+
+
+def subclasses(part: type) -> set[type]:
+    return {each for own in part.__subclasses__() for each in (own, *subclasses(own))}
+
+
+def parameters(function: Any) -> list[tuple[str, Any]]:
+    return [(each.name, each.kind) for each in inspect.signature(function).parameters.values()]
+
+
+def test_all_parts_are_tested() -> None:
+    in_raycore = {each for each in subclasses(RunnerPart) if each.__module__.startswith("raycore.")}
+    assert in_raycore - set(BASES) == set(PARTS)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_public_methods_are_hooks_with_the_contracts_parameters(part: type[RunnerPart]) -> None:
+    hooks: dict[str, Any] = {}
+    for base in BASES:
+        if issubclass(part, base):
+            hooks |= own_functions(base)
+    own = own_functions(part)
+    assert own.keys() & hooks.keys(), "it does something"
+    for name in own.keys() & hooks.keys():
+        assert parameters(own[name]) == parameters(hooks[name]), name
+    others = {"count"} if part is Lockstep else set[str]()
+    assert own.keys() - hooks.keys() == others
+
+
+class Noting(RunnerPart):
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, int]] = []
+
+    def apply(self, plan: StepPlan) -> None:
+        self.calls.append(("apply", plan.step))
+
+    def begin(self, plan: StepPlan, step: Any, tensors: Any, result: StepResult) -> None:
+        self.calls.append(("begin", len(step.positions)))
+
+    def begin_forward(self, step: Any, tensors: Any) -> None:
+        self.calls.append(("begin_forward", len(step.positions)))
+
+    def taps(self, step: Any) -> Any:
+        return {1: lambda hidden_TD: self.calls.append(("layer", len(hidden_TD)))}
+
+    def end_forward(self, step: Any, tensors: Any) -> None:
+        self.calls.append(("end_forward", len(step.sampled)))
+
+    def received(self, step: Any, rows: Any) -> None:
+        self.calls.append(("received", int(rows[-1])))
+
+    def finish(self) -> None:
+        self.calls.append(("finish", 0))
+
+
+def test_hooks_are_called_in_their_order() -> None:
+    runner, part = make_runner(), Noting()
+    runner._own_parts.insert(0, part)
+    runner.share_experts(None)  # binds hooks anew
+    expected = make_runner()
+    request = new_request(0, [5, 80, 33], list(range(NUM_BLOCKS // BLOCK_SIZE)))
+    plans = [plan([0], [3], new_requests=[request]), plan([0]), StepPlan(7, freed_slots=[0])]
+    for each in plans:
+        assert tokens_of(runner.execute(each)) == tokens_of(expected.execute(each))
+    runner.finish()
+    steps = [
+        [("apply", 0), ("begin", n), ("begin_forward", n), ("layer", n), ("end_forward", 1), ("received", n - 1)]
+        for n in (3, 1)
+    ]
+    assert part.calls == [*steps[0], *steps[1], ("apply", 7), ("begin", 0), ("finish", 0)]
+
+
+def test_a_runner_that_does_not_draft_returns_no_drafts() -> None:
+    assert make_runner().take_draft_token_ids([0], [2]) == []
+    assert NO_DRAFTS.draft([0], [1]) == []
