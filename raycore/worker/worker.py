@@ -316,4 +316,6 @@ class Worker(WorkerProtocol):
         for shut_down in core.hooks.shut_down:
             shut_down()
         core.groups.leave()
+        # parts refer to the core: otherwise, only the garbage collector would free the model
+        core.hooks = WorkerHooks([])
         self._core, self._parts = WorkerCore(core.config, core.rank), {}
