@@ -90,17 +90,15 @@ class ModelRunner:
         for part in self._own_parts:
             yield from part.parts()
 
-    def share_experts(self, experts: ExpertParallel | None) -> None:
-        """Share experts with other ranks than before from now on. None: run steps alone.
+    def share_experts(self, experts: ExpertParallel) -> None:
+        """Share experts with these ranks from now on. Steps are run together with theirs, and padded no more."""
+        self._bind([Lockstep(experts, self._network, self._head, self._threads)])
+        self._execution = self._execution.unpadded()
+        self._batch.pad_no_more()
 
-        A runner that begins to run steps together with others pads them no more.
-        """
-        if experts is None:
-            self._bind([])
-        else:
-            self._bind([Lockstep(experts, self._network, self._head, self._threads)])
-            self._execution = self._execution.unpadded()
-            self._batch.pad_no_more()
+    def run_alone(self) -> None:
+        """Share experts with no other ranks from now on."""
+        self._bind([])
 
     def finish(self) -> None:
         """Take what other workers have sent to this one. Call this after the last step.

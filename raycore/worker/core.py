@@ -112,8 +112,11 @@ class NoRunner:
         """Nothing can be drafted."""
         raise AssertionError("initialize_cache() comes first")
 
-    def share_experts(self, experts: ExpertParallel | None) -> None:
+    def share_experts(self, experts: ExpertParallel) -> None:
         """Do nothing: the next runner finds them itself."""
+
+    def run_alone(self) -> None:
+        """Do nothing: the next runner finds no others."""
 
     def finish(self) -> None:
         """Do nothing: no step has run."""

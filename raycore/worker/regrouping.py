@@ -59,7 +59,10 @@ class ExpertRegrouping(WorkerPart):
             core.model.build(core.setup, weights)
         else:
             core.model.exchange_experts(exchange, before.experts, core.setup.experts)
-            core.runner.share_experts(core.groups.experts)
+            if core.groups.experts is None:
+                core.runner.run_alone()
+            else:
+                core.runner.share_experts(core.groups.experts)
         for regrouped in core.hooks.regrouped:
             regrouped()
         exchange.close()

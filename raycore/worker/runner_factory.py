@@ -72,7 +72,8 @@ def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
             *_returned_tokens(core, batch),
         ],
     )
-    runner.share_experts(groups.experts)
+    if groups.experts is not None:
+        runner.share_experts(groups.experts)
     return runner
 
 

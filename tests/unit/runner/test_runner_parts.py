@@ -84,7 +84,7 @@ class Noting(RunnerPart):
 def test_hooks_are_called_in_their_order() -> None:
     runner, part = make_runner(), Noting()
     runner._own_parts.insert(0, part)
-    runner.share_experts(None)  # binds hooks anew
+    runner.run_alone()  # binds hooks anew
     expected = make_runner()
     request = new_request(0, [5, 80, 33], list(range(NUM_BLOCKS // BLOCK_SIZE)))
     plans = [plan([0], [3], new_requests=[request]), plan([0]), StepPlan(7, freed_slots=[0])]
