@@ -89,9 +89,9 @@ class EngineClient:
         replays, image_bytes = config.recovery.max_request_replays, config.feature_cache_bytes
         self._requests = RequestTable(config.model, tokenizer, client_index, replays, image_bytes)
         if config.kv_transfer_config is not None:
-            from raycore.client.transfers import make_transfers  # imported lazily: few engines need it
+            from raycore.client.transfers import make_routes  # imported lazily: few engines need it
 
-            self._requests.transfers = make_transfers(config, self._requests.router)
+            self._requests.routes = make_routes(config, self._requests.router)
         self._connections = RankConnections(client_index, self._deliver)
         self.checks = RequestChecks(config, tokenizer, limits)
         """What requests are checked against before they are submitted."""

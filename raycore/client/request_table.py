@@ -12,7 +12,7 @@ import itertools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -20,6 +20,7 @@ from raycore.client.ask import CheckedAsk
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder, Told
 from raycore.client.requests_by_rank import RequestsByRank
+from raycore.client.routes import Routes
 from raycore.client.routing import Router
 from raycore.client.sent_features import SentFeatures
 from raycore.client.updates import Sink, Update
@@ -30,9 +31,6 @@ from raycore.metrics.counts import RankCounts
 from raycore.sampling_params import MAX_SEED, SamplingParams
 from raycore.system import time
 from raycore.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    from raycore.client.transfers import PrefixTransfers
 
 Submissions = Mapping[int, Sequence[EngineRequest]]
 """By dp_rank: the sequences that have to be sent to the rank."""
@@ -77,7 +75,7 @@ class RequestTable:
         max_replays: int,
         image_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
-        recorder: Recorder | None = None,
+        make_recorder: Callable[[int], Recorder] = Recorder,
     ) -> None:
         """
         Args:
@@ -85,13 +83,13 @@ class RequestTable:
                 failure of a rank that has it, the request fails.
             image_bytes: how many bytes of images' data each rank keeps.
             clock: the time in seconds.
-            recorder: counts what requests do. None: a new one.
+            make_recorder: makes what counts what requests do, from the largest number of tokens of a request.
         """
         self.num_output_tokens = 0
         """Number of output tokens received since the client's start, for all requests."""
         self.router = Router(client_index=client_index)
-        self.transfers: PrefixTransfers | None = None
-        """Routes requests, where ranks read each other's blocks. None: they don't."""
+        self.routes = Routes(self.router)
+        """Says which rank gets a request."""
         self._computing: dict[int, str] = {}
         """By seq_id: the ids of the requests whose prompts a rank computes for others."""
         self._computed: dict[str, dict[int, dict[str, Any] | None]] = {}
@@ -99,7 +97,7 @@ class RequestTable:
         self._config = config
         self._max_replays = max_replays
         self._outputs = OutputProcessor(tokenizer, clock)
-        self._recorder = Recorder(config.max_model_len) if recorder is None else recorder
+        self._recorder = make_recorder(config.max_model_len)
         self._underway: dict[str, _Underway] = {}
         self.by_rank = RequestsByRank()
         self._parked: dict[str, None] = {}
@@ -243,19 +241,13 @@ class RequestTable:
                 continue
             self._parked.pop(request_id, None)
             unfinished = [request.sequences[index] for index in self._outputs.unfinished(request_id)]
-            if self.transfers is None:
-                prompt = request.sequences[0].prompt_token_ids
-                dp_rank = self.router.place(prompt, cache_salt=request.cache_salt, rank=request.wanted_rank).rank
-            else:
-                route = self.transfers.route(unfinished[0], request.cache_salt, request.wanted_rank)
-                dp_rank = route.rank
-                unfinished = [
-                    msgspec.structs.replace(sequence, kv_transfer_params=route.params) for sequence in unfinished
-                ]
-                if route.hands_over:
-                    self._computing.update((sequence.seq_id, request_id) for sequence in unfinished)
-            self._place(request_id, request, dp_rank)
-            submissions[dp_rank] += [self._sent.without_known(dp_rank, sequence) for sequence in unfinished]
+            route = self.routes.route(unfinished[0], request.cache_salt, request.wanted_rank)
+            if route.params is not None:
+                unfinished = [msgspec.structs.replace(each, kv_transfer_params=route.params) for each in unfinished]
+            if route.hands_over:
+                self._computing.update((sequence.seq_id, request_id) for sequence in unfinished)
+            self._place(request_id, request, route.rank)
+            submissions[route.rank] += [self._sent.without_known(route.rank, sequence) for sequence in unfinished]
         return submissions
 
     def abort(self, request_ids: Iterable[str]) -> tuple[News, Aborts]:
@@ -290,8 +282,8 @@ class RequestTable:
         """
         if self._computing:
             self._take_computed(batch)
-        if batch.cache is not None and self.transfers is not None:
-            self.transfers.held.take(dp_rank, batch.cache)
+        if batch.cache is not None:
+            self.routes.take(dp_rank, batch.cache)
         if batch.missing_features:
             self._note_missing(dp_rank, batch)
         step = self._outputs.process(batch)
@@ -369,7 +361,7 @@ class RequestTable:
         for request_id in [each for each in self._computed if each not in computing]:
             told = self._computed.pop(request_id)
             request = self._underway.get(request_id)
-            if request is None or request.dp_rank is None or self.transfers is None:
+            if request is None or request.dp_rank is None:
                 continue
             self.router.finish(request.dp_rank)
             params = {index: told.get(each.seq_id) for index, each in enumerate(request.sequences)}
@@ -378,7 +370,7 @@ class RequestTable:
                 self._parked[request_id] = None
                 continue
             first = indexes[0]
-            route = self.transfers.route_on(request.sequences[first], request.cache_salt, params[first])
+            route = self.routes.route_on(request.sequences[first], request.cache_salt, params[first])
             self._place(request_id, request, route.rank)
             submissions[route.rank] += [
                 self._sent.without_known(
@@ -415,8 +407,7 @@ class RequestTable:
         `kv_addresses`: how workers of other ranks reach those of this one.
         """
         self._dp_ranks.add(dp_rank)
-        if self.transfers is not None:
-            self.transfers.add_rank(dp_rank, list(kv_addresses))
+        self.routes.add_rank(dp_rank, kv_addresses)
         self._recorder.add_rank(dp_rank)
         self.router.add(dp_rank)
         self._sent.forget(dp_rank)

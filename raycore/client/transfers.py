@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from raycore.client.held_prefixes import HeldPrefixes
+from raycore.client.routes import Route, Routes
 from raycore.client.routing import Placed, Router
 from raycore.config import EngineConfig
 from raycore.kv_transfer.connector import connector_class
 from raycore.kv_transfer.peers.connector import PeersConnector
 from raycore.kv_transfer.peers.hints import TransferParams, as_params
 from raycore.kv_transfer.peers.settings import DisaggregationSettings, read_settings
-from raycore.messages import EngineRequest
+from raycore.messages import CacheNews, EngineRequest
 
 
-class Route(NamedTuple):
-    """Where a request goes."""
-
-    rank: int
-    params: dict[str, Any] | None = None
-    """The request's `kv_transfer_params`."""
-    hands_over: bool = False
-    """Whether the rank computes only the prompt and a token, and another one goes on."""
-
-
-class PrefixTransfers:
-    """One client's routes. Not thread-safe."""
+class PrefixTransfers(Routes):
+    """One client's routes where ranks read each other's blocks. Not thread-safe."""
 
     def __init__(self, router: Router, block_size: int, roles: DisaggregationSettings | None = None) -> None:
         """
@@ -35,26 +26,21 @@ class PrefixTransfers:
             block_size: tokens in a block.
             roles: which ranks compute prompts. None: all ranks do all.
         """
+        super().__init__(router)
         self.held = router.held = HeldPrefixes(block_size)
-        self._router = router
         num_prefill = 0 if roles is None else roles.num_prefill_ranks
         self._prefills, self._decodes = slice(0, num_prefill), slice(num_prefill, None)
         """The numbers of the ranks that compute prompts, and of those that go on."""
         self._min_prefill_tokens = 0 if roles is None else roles.min_prefill_tokens
         self._addresses: dict[int, list[str]] = {}
 
-    def add_rank(self, dp_rank: int, addresses: list[str]) -> None:
-        """Note how workers of other ranks reach those of this one."""
-        self._addresses[dp_rank] = addresses
+    def add_rank(self, dp_rank: int, addresses: Sequence[str]) -> None:
+        self._addresses[dp_rank] = list(addresses)
+
+    def take(self, dp_rank: int, news: CacheNews) -> None:
+        self.held.take(dp_rank, news)
 
     def route(self, request: EngineRequest, cache_salt: str | None, wanted_rank: int | None) -> Route:
-        """Choose the rank of a request, and what it is told of blocks on other ranks. At least one rank is in service.
-
-        Args:
-            request: its first unfinished sequence.
-            cache_salt: the same for requests that can share cached prefixes.
-            wanted_rank: the rank that the caller asked for.
-        """
         tokens = request.prompt_token_ids + request.output_token_ids
         prefills, decodes = self._prefills, self._decodes
         if not self._router.has(wanted_rank) and self._router.has_among(prefills) and self._router.has_among(decodes):
@@ -70,10 +56,6 @@ class PrefixTransfers:
         return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, rank=wanted_rank))
 
     def route_on(self, request: EngineRequest, cache_salt: str | None, params: dict[str, Any] | None) -> Route:
-        """Choose the rank that continues a request after its prompt was computed.
-
-        `params`: what the other rank said of its blocks.
-        """
         tokens = request.prompt_token_ids + request.output_token_ids
         among = self._decodes if self._router.has_among(self._decodes) else slice(None)
         placed = self._router.place(tokens, cache_salt=cache_salt, among=among)
@@ -103,11 +85,11 @@ def _can_move(request: EngineRequest) -> bool:
     return is_plain and (params.max_tokens is None or params.max_tokens > len(request.output_token_ids) + 1)
 
 
-def make_transfers(config: EngineConfig, router: Router) -> PrefixTransfers | None:
-    """What routes requests for the engine's connector. None: the connector doesn't read blocks of other ranks."""
+def make_routes(config: EngineConfig, router: Router) -> Routes:
+    """What routes requests for the engine's connector, which may read blocks of other ranks."""
     connector = connector_class(config)
     if not issubclass(connector, PeersConnector):
-        return None
+        return Routes(router)
     settings = read_settings(config, connector.settings_class)
     roles = settings if isinstance(settings, DisaggregationSettings) else None
     return PrefixTransfers(router, config.tokens_per_block, roles)

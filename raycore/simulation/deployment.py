@@ -107,7 +107,7 @@ class Deployment:
             0,
             config.recovery.max_request_replays,
             clock=lambda: self._now_s,
-            recorder=_NoCounts(config.model.max_model_len),
+            make_recorder=_NoCounts,
         )
         self._events: list[_Event] = []
         self._num_events = 0

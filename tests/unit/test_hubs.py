@@ -23,8 +23,8 @@ HUBS = {
     "engine/core.py": 0,
     "worker/worker.py": 0,
     "runner/runner.py": 0,
-    "client/client.py": 3,
-    "client/request_table.py": 6,
+    "client/client.py": 0,
+    "client/request_table.py": 0,
     "cluster/manager.py": 6,
 }
 """By file: how many questions it may ask. The numbers only fall."""
@@ -32,7 +32,6 @@ HUBS = {
 MAX_CLASS_LINES = 500
 MAX_PARAMETERS = 10
 LONG_CLASSES = {
-    "client/client.py:EngineClient": 537,
     "cluster/manager.py:CoreEngineActorManager": 624,
 }
 """Their numbers only fall. So do those below."""

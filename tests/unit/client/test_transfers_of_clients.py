@@ -18,7 +18,7 @@ PROMPT = list(range(1, 50))
 
 def make_table(tokenizer, roles: DisaggregationSettings | None, num_ranks: int) -> RequestTable:
     table = RequestTable(make_config().model, tokenizer, client_index=0, max_replays=3)
-    table.transfers = PrefixTransfers(table.router, 4, roles)
+    table.routes = PrefixTransfers(table.router, 4, roles)
     for rank in range(num_ranks):
         table.add_rank(rank, [f"worker of {rank}"])
     return table
@@ -95,8 +95,8 @@ def test_short_prompts_and_those_of_one_token_go_to_decode_ranks_at_once(tokeniz
 
 def test_what_decode_ranks_hold_is_not_computed_again(tokenizer):
     table = make_table(tokenizer, ROLES, 2)
-    assert table.transfers is not None
-    table.transfers.held.take(1, CacheNews(b"".join(table.transfers.held.keys(PROMPT))))
+    assert isinstance(table.routes, PrefixTransfers)
+    table.routes.held.take(1, CacheNews(b"".join(table.routes.held.keys(PROMPT))))
     assert only(add(table))[0] == 1
 
 
@@ -151,13 +151,13 @@ def test_aborted_requests_do_not_go_on(tokenizer):
 
 def test_ranks_are_told_who_holds_more_of_a_prompt(tokenizer):
     table = make_table(tokenizer, None, 2)
-    assert table.transfers is not None
-    keys = table.transfers.held.keys(PROMPT)
-    table.transfers.held.take(1, CacheNews(b"".join(keys[:8])))
+    assert isinstance(table.routes, PrefixTransfers)
+    keys = table.routes.held.keys(PROMPT)
+    table.routes.held.take(1, CacheNews(b"".join(keys[:8])))
     table.close_ranks([1])
     assert only(add(table))[1].kv_transfer_params is None
     table.add_rank(1, ["worker of 1"])
-    table.transfers.held.take(1, CacheNews(b"".join(keys[:8])))
+    table.routes.held.take(1, CacheNews(b"".join(keys[:8])))
     for index in range(12):  # until rank 1 has too much to do
         rank, request = only(add(table, f"more {index}"))
         if rank == 0:

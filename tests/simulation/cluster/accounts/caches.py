@@ -42,8 +42,8 @@ class Caches(Account):
             # blocks of adapters are nobody else's
             if not told >= held and not self.run.scenario.options.get("enable_lora"):
                 yield f"dp_rank {dp_rank} holds {len(held - told)} blocks that it doesn't tell of"
-            assert llm._client._requests.transfers is not None, "a connector has a log"
-            stored = llm._client._requests.transfers.held._stored
+            routes = llm._client._requests.routes
+            stored = routes.held._stored  # pyright: ignore[reportAttributeAccessIssue]  # a connector has a log
             known = {digest for digest, ranks in stored.items() if ranks >> dp_rank & 1}
             if known != told:
                 numbers = f"{len(known - told)} too many, and {len(told - known)} too few"
