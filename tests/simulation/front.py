@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import Coroutine, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -113,6 +113,48 @@ def _front() -> Front:
     return world().systems["front"]
 
 
+class _Handlers:
+    """What callers of `AsyncLLM` find at a server. Real: handlers of HTTP, which ask its engine in one way."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def generate(
+        self,
+        prompt: Any,
+        params: Any,
+        request_id: str,
+        priority: int = 0,
+        *,
+        stream: Any = True,
+        data_parallel_rank: int | None = None,
+        lora_request: Any = None,
+    ) -> Any:
+        # imported lazily: the world has to be in its place before the product
+        from raycore.client.ask import Ask, id_or_new
+
+        name = id_or_new(request_id)
+        return self._engine.ask([Ask(prompt, params, name, priority, stream, data_parallel_rank, lora_request)])
+
+    async def encode_all(
+        self,
+        prompts: Sequence[Any],
+        params: Any,
+        request_ids: Sequence[str],
+        *,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+        lora_request: Any = None,
+    ) -> list[Any]:
+        from raycore.client.ask import Ask  # imported lazily, as above
+
+        asks = [
+            Ask(prompt, params, name, priority, False, data_parallel_rank, lora_request)
+            for prompt, name in zip(prompts, request_ids, strict=True)
+        ]
+        return [output async for output in self._engine.ask(asks)]
+
+
 class HttpServer:
     """Real: uvicorn's, on a thread of its own."""
 
@@ -161,7 +203,11 @@ class HttpServer:
             await asyncio.sleep(left_s)
         while not front.is_taken(record):
             if self in front.listening and front.take(self, record):
-                await front.caller.request(self.engine, record)
+                try:
+                    await front.caller.request(_Handlers(self.engine), record)
+                except Exception as error:  # nobody else would hear of it
+                    record.problems.append(f"its handler raised {error!r}")
+                    record.ended_s = world().now_s
                 return
             await asyncio.sleep(_AGAIN_S)
 

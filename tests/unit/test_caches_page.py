@@ -30,7 +30,6 @@ PAGE = ROOT / "docs" / "caches.md"
 NOT_CACHES = {
     "what is under way": """
         checkpoint.module_patterns._Name._found
-        client.client.EngineClient._requests
         client.output_processor.OutputProcessor._requests
         client.queue_calls.QueueCalls._queue
         client.request_table.RequestTable._asked_again
@@ -56,7 +55,6 @@ NOT_CACHES = {
         scheduler.encoder_inputs.EncoderInputs._partial
         scheduler.scheduler.Scheduler._requests
         scheduler.transfers.Transfers._sending
-        scheduler.transfers.Transfers._step_loads
         server.adapters.Adapters._changing
         server.batch.files.RequestFile.line_numbers
         server.batch.files.ResultFile.done
@@ -88,7 +86,7 @@ NOT_CACHES = {
         simulation.step_times.MeasuredTimes._told
     """,
     "constants": """
-        decoder.decoder.NO_TAPS
+        decoder.network.NO_TAPS
         server.openapi.value_ranges._NOTHING
         text.gguf_tokenizer._GPT2
     """,

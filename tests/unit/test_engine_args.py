@@ -99,9 +99,12 @@ def test_engines_start_with_their_arguments(kind: Any, monkeypatch: pytest.Monke
     started: list[dict[str, Any]] = []
     monkeypatch.setattr(kind, "__init__", lambda self, **options: started.append(options))
     monkeypatch.setattr(kind, "__repr__", object.__repr__)
+    watchers: list[object] = []
+    monkeypatch.setattr(kind, "watch", lambda self, watcher: watchers.append(watcher))
+    monkeypatch.setattr(kind, "get_tokenizer", lambda self: None)
     args = AsyncEngineArgs(MODEL, max_num_seqs=3, enable_log_requests=True)  # pyright: ignore[reportCallIssue]
-    engine = kind.from_engine_args(args, usage_context="x")
-    assert engine._logs_requests
+    kind.from_engine_args(args, usage_context="x")
+    assert [type(each).__name__ for each in watchers] == ["RequestLog"]
     assert "enable_log_requests" not in started[0]
     assert started[0].pop("use_tqdm_on_load") is True
     assert resolve(**started[0]) == resolve(MODEL, max_num_seqs=3)

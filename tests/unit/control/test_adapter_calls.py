@@ -37,6 +37,7 @@ class Engine:
         config = SimpleNamespace(
             lora=LoRAConfig(enable_lora=True, max_cpu_loras=2), executor=SimpleNamespace(execute_timeout_s=timeout_s)
         )
+        self.checks = SimpleNamespace(adapters=self)
         self.calls = AdapterCalls(self, self, self, config)  # type: ignore[arg-type]
 
     @property
@@ -61,7 +62,7 @@ class Engine:
     def report(self, dp_rank: int, reason: str) -> None:
         self.reported.append(dp_rank)
 
-    def check_new_adapter(self, adapter: LoRARequest) -> None:
+    def check_new(self, adapter: LoRARequest) -> None:
         if not adapter.lora_path.startswith("/"):
             raise InvalidAdapter("not a path")
 
