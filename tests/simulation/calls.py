@@ -9,7 +9,7 @@ several threads, while ranks may be lost. What is refused is named.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from raycore.beam_search import BeamSearchParams
 from raycore.client import pooling_params
+from raycore.client.ask import Ask
 from raycore.client.step_queue import StepQueue
 from raycore.client.tokenization import Tokenization
 from raycore.errors import EngineDeadError, InvalidRequest
@@ -459,10 +460,10 @@ def _prompts_are_cut_on_the_other_side() -> None:
 def _a_queued_request_may_be_added_twice() -> None:
     original = StepQueue.add
 
-    def add(self: StepQueue, prompts: Any, params: Any, request_ids: Any, **more: Any) -> None:
-        original(
-            self, prompts, params, [each if each not in self._kinds else f"{each}+" for each in request_ids], **more
-        )
+    def add(self: StepQueue, asks: Sequence[Ask]) -> None:
+        used = self._kinds
+        names = [f"{ask.request_id}+" if ask.request_id in used else ask.request_id for ask in asks]
+        original(self, [replace(ask, request_id=name) for ask, name in zip(asks, names, strict=True)])
 
     substitute(StepQueue, "add", add)
 

@@ -6,6 +6,7 @@ account, and prints a line for each fault. With 0 seeds, it prints the names of 
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -21,6 +22,7 @@ from contextlib import nullcontext
 import msgspec
 
 from raycore.client import client
+from raycore.client.ask import CheckedAsk
 from raycore.client.client import EngineClient
 from raycore.client.held_prefixes import HeldPrefixes
 from raycore.client.output_processor import OutputProcessor
@@ -327,9 +329,9 @@ def operators_are_told_of_other_processes() -> None:
 def callers_get_what_they_have_not_asked_for() -> None:
     original = OutputProcessor.add
 
-    def add(self: OutputProcessor, request_id: str, *args: Any) -> None:
-        original(self, request_id, *args)
-        self._requests[request_id].prompt_logprobs = []
+    def add(self: OutputProcessor, checked: CheckedAsk, *args: Any) -> None:
+        original(self, checked, *args)
+        self._requests[checked.request_id].prompt_logprobs = []
 
     substitute(OutputProcessor, "add", add)
 
@@ -368,8 +370,8 @@ def prompts_in_pieces_do_not_hear_of_a_failure() -> None:
 def wishes_for_ranks_are_forgotten() -> None:
     original = RequestTable.add
 
-    def add(self: RequestTable, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **{**kwargs, "wanted_rank": None})
+    def add(self: RequestTable, checked: CheckedAsk, *args: Any) -> None:
+        original(self, dataclasses.replace(checked, wanted_rank=None), *args)
 
     substitute(RequestTable, "add", add)
 
