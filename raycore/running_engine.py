@@ -464,7 +464,7 @@ class RunningEngine(OwnProcess):
         return found
 
     def _warn_if_paused(self) -> None:
-        activity = self._manager.activity
+        activity = self._manager.desired.now.activity
         if activity.is_paused:
             wake = (
                 "asleep: requests wait until wake_up()"

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from raycore.system import time
 
 if TYPE_CHECKING:
-    from raycore.cluster.manager import CoreEngineActorManager, OnProgress
+    from raycore.cluster.manager import CoreEngineActorManager
+    from raycore.cluster.rank_starts import OnProgress
 
 
 @dataclass(frozen=True)

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, cast, get_args
 
 import msgspec
-from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup
 
 from placement.plan import EngineShape
 from placement.reserve import RankBundles
 from placement.topology import read_cluster
-from raycore.activity import RUNNING, Activity
+from raycore.cluster.desired import Desired, DesiredState, WeightState
 from raycore.cluster.device import choose_device
 from raycore.cluster.equal_kernels import missing_kernels
-from raycore.cluster.failure_reports import describe_death, describe_rank, pid_of_dead_actor, root_cause
+from raycore.cluster.following import Following, HeldAdapters, Loops
 from raycore.cluster.given import GivenDevices, GivenPlaces, find_given
 from raycore.cluster.rank import Rank, workers_by_node
+from raycore.cluster.rank_ends import RankEnds
+from raycore.cluster.rank_starts import OnProgress, RankStarts
 from raycore.cluster.regrouping import CannotMove, GroupChange
 from raycore.cluster.reservations import OnShortage, Placement, Reservations
 from raycore.cluster.runtime import RayRuntime, Runtime
@@ -32,33 +33,19 @@ from raycore.cluster.weights import EngineWeights
 from raycore.config import DType, EngineConfig
 from raycore.config.checks import check_context_device
 from raycore.config.rank_checks import check_num_ranks
-from raycore.errors import InitializationError, InvalidInput, WorkerFailed
+from raycore.errors import InitializationError
 from raycore.kernels import are_compiled
-from raycore.lora.added import NONE_ADDED, AddedAdapters
-from raycore.messages import EngineInfo
+from raycore.messages import FIRST_WEIGHTS, EngineInfo
 from raycore.node.resources import total_memory_bytes
 from raycore.ray_api import as_argument
 from raycore.status import EngineOwner, describe_owner
-from raycore.system import secrets, signal, threading
+from raycore.system import secrets, threading
 from raycore.worker.rank import RankIdentity
 
 if TYPE_CHECKING:
-    from ray import ObjectRef
-
     from raycore.engine.engine_actor import DPEngineCoreActor
 
 logger = logging.getLogger(__name__)
-
-OnProgress = Callable[[float], object]
-
-_PROGRESS_S = 0.25
-"""Interval, in seconds, at which the progress of a start is reported."""
-
-_MAX_ASKED = 32
-"""How many ranks are asked for their progress each time, for all of them."""
-
-_KILLED_TIMEOUT_S = 5.0
-"""How long to wait for killed processes to end. That takes milliseconds, unless they or the machine are stuck."""
 
 _NEXT_STANDBY_S = 0.5
 """The longest delay before standbys are started after ranks were replaced or added."""
@@ -123,27 +110,23 @@ class CoreEngineActorManager:
         self._lock = threading.RLock()
         self._is_shut_down = False
         self._standbys: Standbys | None = None
-        self.activity = RUNNING
-        """What the ranks have to do. Ranks that join are told."""
-        self._activity_lock = threading.Lock()
-        """Held while a rank is told the activity and the adapters at its start, and while these change."""
-        self.changing = threading.Lock()
-        """Held while all ranks change together: their activity, or the group that shares experts."""
         self.stop_timeout_s = config.executor.shutdown_timeout_s
         """Seconds that ranks have to stop at the engine's end, before they are killed."""
-        self._generation = 0
-        """The number of the present group of ranks that share experts, among all that there have been."""
-        self.is_changing_activity = False
-        """Whether ranks are being told of an activity."""
-        self.adapters = NONE_ADDED
-        """The LoRA adapters that were added. Ranks that join hold them before they serve."""
-        self.is_changing_adapters = False
-        """Whether ranks are being told of adapters."""
-        self._first_path = config.model.model
-        self.weights = EngineWeights(
-            config.model.model, self.runtime, config.executor.init_timeout_s, can_copy=not self.shares_experts
+        self._first_path, timeout_s = config.model.model, config.executor.init_timeout_s
+        self.desired = DesiredState(
+            Desired(WeightState(FIRST_WEIGHTS, self._first_path)), lambda: list(self.ranks.values())
         )
-        """The weights that ranks have to have. Ranks that join get them before they serve."""
+        """What all ranks have to have. Ranks that join are brought to it before they serve."""
+        self.weights = EngineWeights(self.desired, self.runtime, timeout_s, can_copy=not self.shares_experts)
+        self._following = Following(
+            self.desired,
+            [
+                Loops(lambda: self.is_lockstep),
+                HeldAdapters(self.runtime, timeout_s, config.lora.num_adapters),
+                self.weights,
+            ],
+        )
+        self._starts, self._ends = RankStarts(self.runtime, self.reservations, timeout_s), RankEnds(self.runtime)
 
     def start(
         self,
@@ -192,11 +175,6 @@ class CoreEngineActorManager:
         self.reservations.cancel()
 
     @property
-    def is_changing(self) -> bool:
-        """Whether ranks are being told of a change, so that each of them has to make progress even without requests."""
-        return self.is_changing_activity or self.is_changing_adapters or self.weights.is_changing
-
-    @property
     def infos(self) -> list[EngineInfo]:
         """The `EngineInfo` of each rank that is up, in rank order."""
         return [rank.info for _, rank in sorted(self.ranks.items()) if rank.info is not None]
@@ -206,7 +184,7 @@ class CoreEngineActorManager:
 
         `timeout_s`: otherwise this. None: the option.
         """
-        if self.activity.is_paused:
+        if self.desired.now.activity.is_paused:
             return 0.0
         return self._config.recovery.drain_timeout_s if timeout_s is None else timeout_s
 
@@ -220,81 +198,18 @@ class CoreEngineActorManager:
 
         Raises the errors of `start()`, but leaves the ranks' processes running.
         """
-        waiting = {rank.init_ref: rank for rank in ranks}
-        timeout_s = self._config.executor.init_timeout_s
-        deadline_s = self.runtime.clock.now_s() + timeout_s
-        while waiting:
-            left_s = max(0.0, deadline_s - self.runtime.clock.now_s())
-            done, _ = self.runtime.wait(list(waiting), num_returns=len(waiting), timeout_s=min(left_s, _PROGRESS_S))
-            if not done and left_s > 0:
-                if self._is_shut_down or not is_wanted():
-                    raise InitializationError("the engine was shut down while it was starting")
-                crashed = self.reservations.find_crashed(node for rank in waiting.values() for node in rank.nodes)
-                if crashed:
-                    raise InitializationError(f"these nodes no longer answer: {', '.join(sorted(crashed))}")
-                if on_progress is not None:
-                    self._report_progress(ranks, on_progress)
-                continue
-            if not done:
-                late = sorted(rank.dp_rank for rank in waiting.values())
-                raise InitializationError(
-                    f"dp_ranks {late} didn't start within init_timeout_s={timeout_s:g}: "
-                    "raise it if the checkpoint is just large"
-                )
-            for ref in done:
-                rank = waiting.pop(ref)
-                rank.info = self._init_result(rank)
+        deadline_s = self.runtime.clock.now_s() + self._config.executor.init_timeout_s
+
+        def is_still_wanted() -> bool:
+            return not self._is_shut_down and is_wanted()
+
+        self._starts.wait(ranks, deadline_s, on_progress, is_still_wanted)
         problem = missing_kernels(self.infos, are_compiled())
         if problem is not None:
             raise InitializationError(problem)
         self._keep_dtype()
-        with self._activity_lock:
-            for rank in ranks:
-                peers = [other.actor for other in ranks if other is not rank] if self.is_lockstep else []
-                rank.run_ref = rank.actor.run.remote(peers, self.activity)
-            syncing = self._send_adapters(ranks)
-        self._wait_for_adapters(syncing, deadline_s, is_wanted)
-        for rank in ranks:
-            if not rank.awaits_group:
-                self._join(rank, is_wanted)
+        self._following.follow(ranks, deadline_s, is_still_wanted)
         self._keep_standbys()
-
-    def _join(self, rank: Rank, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        self.weights.join(
-            rank,
-            lambda: list(self.ranks.values()),
-            lambda: is_wanted() and not self._is_shut_down,
-            is_asleep=lambda: "weights" in self.activity.asleep,
-        )
-
-    def _send_adapters(self, ranks: Sequence[Rank]) -> dict[ObjectRef[dict[int, str]], Rank]:
-        """Have new ranks read the adapters that were added: as many as they have slots for."""
-        added, timeout_s = self.adapters, self._config.executor.init_timeout_s
-        if not added.adapters:
-            return {}
-        wanted = added.first_ids(self._config.lora.num_adapters)
-        return {rank.actor.utility.remote("sync_adapters", (added, wanted), {}, timeout_s): rank for rank in ranks}
-
-    def _wait_for_adapters(
-        self, syncing: dict[ObjectRef[dict[int, str]], Rank], deadline_s: float, is_wanted: Callable[[], bool]
-    ) -> None:
-        """Wait until new ranks hold adapters. One that can't be read keeps no rank from serving."""
-        waiting: list[ObjectRef[dict[int, str]]] = list(syncing)
-        while waiting:
-            done, waiting = self.runtime.wait(waiting, num_returns=1, timeout_s=_PROGRESS_S)
-            for ref in done:
-                dp_rank, text = syncing[ref].dp_rank, "dp_rank %d can't hold an adapter that was added, number %d: %s"
-                with suppress(RayError):  # a rank that has failed is replaced by those who watch it
-                    for lora_id, error in self.runtime.get(ref).items():
-                        logger.warning(text, dp_rank, lora_id, error)
-            if waiting and (self._is_shut_down or not is_wanted()):
-                raise InitializationError("the engine was shut down while it was starting")
-            if waiting and self.runtime.clock.now_s() > deadline_s:
-                late = sorted(syncing[ref].dp_rank for ref in waiting)
-                timeout_s = self._config.executor.init_timeout_s
-                raise InitializationError(
-                    f"dp_ranks {late} haven't read their adapters within init_timeout_s={timeout_s:g}"
-                )
 
     def _keep_standbys(self) -> None:
         """Have standbys on the ranks' nodes, some time from now."""
@@ -305,30 +220,6 @@ class CoreEngineActorManager:
             # after one failure, another one is more likely, so don't wait for the full delay
             is_first = self._num_created <= self._shape.num_ranks
             self._standbys.keep(nodes, self.node, first_s if is_first else min(first_s, _NEXT_STANDBY_S))
-
-    def set_activity(self, activity: Activity) -> list[Rank]:
-        """Change what ranks that join are told.
-
-        Returns: the ranks that were told another activity at their start. The caller has to tell them of the change.
-        """
-        with self._activity_lock:
-            self.activity = activity
-            return [rank for rank in self.ranks.values() if rank.run_ref is not None]
-
-    @property
-    def serving(self) -> list[Rank]:
-        """The ranks whose loops have been started."""
-        with self._activity_lock:
-            return [rank for rank in self.ranks.values() if rank.run_ref is not None]
-
-    def set_adapters(self, added: AddedAdapters) -> list[Rank]:
-        """Change which adapters ranks that join hold.
-
-        Returns: the ranks that were told of other adapters at their start. The caller has to tell them of the change.
-        """
-        with self._activity_lock:
-            self.adapters = added
-            return [rank for rank in self.ranks.values() if rank.run_ref is not None]
 
     def use_checkpoint(self, path: str) -> None:
         """Have ranks that are created from now on load the weights of another checkpoint."""
@@ -357,7 +248,7 @@ class CoreEngineActorManager:
             old = [self.ranks[dp_rank] for dp_rank in dp_ranks]
             others = [rank for rank in self.ranks.values() if rank not in old]
             for rank in old:
-                self._kill(rank)
+                self._ends.kill(rank, self.node)
         return self._create_in(self.reservations.for_successors(old, is_wanted, others, on_shortage))
 
     def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
@@ -432,19 +323,20 @@ class CoreEngineActorManager:
             ranks can't go on:
             WorkerFailed, EngineDeadError: a rank has failed, has ended or doesn't answer.
         """
-        with self.changing, closing(self._group_change(num_ranks)) as change:
-            if self.activity.asleep:
+        with self.desired.together(), closing(self._group_change(num_ranks)) as change:
+            if self.desired.now.activity.asleep:
                 raise CannotMove("the engine is asleep, so its experts may not be in memory")
-            if self.weights.is_updating:  # an update may have begun since ranks were added
+            if self.desired.now.is_updating:  # an update may have begun since ranks were added
                 raise CannotMove("weights are being updated, so experts may have those of two versions")
             change.pause()
-            self._generation += 1
-            change.move(num_ranks, self._generation)
+            generation = self.desired.now.generation + 1
+            self.desired.change(generation=generation)
+            change.move(num_ranks, generation)
             self.resize(num_ranks)
             for rank in self.ranks.values():
                 if rank.awaits_group:  # it has what the others have: no update begins while the group changes
                     rank.awaits_group, rank.weights = False, self.weights.state.version.number
-                    self._join(rank)
+                    self._following.join(rank, lambda: not self._is_shut_down)
             self._keep_standbys()
 
     def resize(self, num_ranks: int) -> None:
@@ -481,7 +373,7 @@ class CoreEngineActorManager:
         """
         with self._lock:
             for rank in self.ranks.values():
-                self._kill(rank)
+                self._ends.kill(rank, self.node)
             self.ranks = {dp_rank: rank for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
             self.resize(num_ranks)
             self.reservations.release(bundles for dp_rank, bundles in placement.items() if dp_rank >= num_ranks)
@@ -495,14 +387,14 @@ class CoreEngineActorManager:
         self._end(leaving, timeout_s)
 
     def _end(self, ranks: Sequence[Rank], timeout_s: float) -> None:
-        self._stop(ranks, timeout_s)
+        self._ends.stop(ranks, timeout_s, self.node)
         self.reservations.release(rank.bundles for rank in ranks if rank.bundles is not None)
 
     def kill(self, dp_rank: int) -> None:
         """Kill a rank's processes. The rank's `run_ref` then completes."""
         with self._lock:
             if dp_rank in self.ranks:
-                self._kill(self.ranks[dp_rank])
+                self._ends.kill(self.ranks[dp_rank], self.node)
 
     def shutdown(self, timeout_s: float | None = None) -> None:
         """Stop all ranks, remove the placement groups that raycore created, and release Ray. Idempotent.
@@ -579,6 +471,7 @@ class CoreEngineActorManager:
             for (dp_rank, bundles), actor in zip(placement.items(), actors.values(), strict=True)
         ]
         for rank in created:
+            rank.engine_node = rank.nodes[self._shape.engine_bundle_index]
             rank.config_path = rank.loaded_path = starts[rank.dp_rank][1]
             rank.awaits_group = num_blocks is not None
         # another dict, because other threads go through this one
@@ -659,55 +552,6 @@ class CoreEngineActorManager:
         self._num_created += 1
         name = f"raycore_{self.engine_id}_{what}"
         return name if self._num_created <= self._shape.num_ranks else f"{name}_{self._num_created}"
-
-    def _stop(self, ranks: Sequence[Rank], timeout_s: float) -> None:
-        run_refs = [rank.run_ref for rank in ranks if rank.run_ref is not None]
-        if run_refs and timeout_s > 0:
-            for rank in ranks:
-                rank.actor.stop.remote()
-            self.runtime.wait(run_refs, num_returns=len(run_refs), timeout_s=timeout_s)
-        for rank in ranks:
-            self.runtime.end(rank.actor)
-        pids = [pid for rank in ranks for pid in rank.pids_on(self.node)]
-        if self.runtime.wait_until_gone(pids, _KILLED_TIMEOUT_S):
-            for rank in ranks:
-                self._kill(rank)
-            running = self.runtime.wait_until_gone(pids, _KILLED_TIMEOUT_S)
-            if running:
-                logger.warning("processes %s are still running %g s after they were killed", running, _KILLED_TIMEOUT_S)
-
-    def _kill(self, rank: Rank) -> None:
-        """Kill a rank's processes through Ray, and with SIGKILL too if the rank is on this node.
-
-        Ray alone is slow, because it first asks a process to exit. A process stopped by SIGSTOP doesn't react, and the
-        workers of a failed engine react late, while the rank's successor waits for their resources.
-        """
-        self.runtime.end(rank.actor)
-        self.runtime.send_signal(rank.pids_on(self.node), signal.SIGKILL)
-
-    # ---- answers of ranks that start
-
-    def _report_progress(self, ranks: Sequence[Rank], on_progress: OnProgress) -> None:
-        # ranks whose processes haven't started don't answer yet; failures are reported by the ranks' init refs
-        asked = [rank.actor.load_progress.remote() for rank in ranks[:: -(-len(ranks) // _MAX_ASKED)]]
-        answered, _ = self.runtime.wait(asked, num_returns=len(asked), timeout_s=_PROGRESS_S)
-        shares: list[float] = []
-        for ref in answered:
-            with suppress(RayError):
-                shares.append(self.runtime.get(ref))
-        on_progress(sum(shares) / len(asked))
-
-    def _init_result(self, rank: Rank) -> EngineInfo:
-        try:
-            return msgspec.msgpack.decode(self.runtime.get(rank.init_ref), type=EngineInfo)
-        except RayError as error:
-            cause = root_cause(error)
-            # what a worker refuses isn't what the caller gave
-            if isinstance(cause, (InvalidInput, InitializationError)) and not isinstance(cause, WorkerFailed):
-                raise cause from error
-            text = f"{describe_death(error)}\n{describe_rank(None, rank.dp_rank)} failed to start"
-            node = rank.nodes[self._shape.engine_bundle_index]
-            raise InitializationError(self.runtime.with_last_lines(text, pid_of_dead_actor(error), node)) from error
 
 
 def _reading(config: EngineConfig, path: str) -> EngineConfig:

@@ -202,7 +202,7 @@ class RankMonitor:
     def _ask(self, watchdogs: dict[int, Watchdog]) -> tuple[int, str] | None:
         """(dp_rank, reason) of a stalled rank; None if no rank has stalled."""
         # ranks in lockstep run every step together: if one of them has work, all of them must make progress
-        is_busy = self._manager.is_changing or any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
+        is_busy = self._manager.desired.is_changing or any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
         for dp_rank, watchdog in watchdogs.items():
             reason = watchdog.look(is_busy)
             if reason is not None:

@@ -13,6 +13,7 @@ from raycore.messages import EngineInfo
 if TYPE_CHECKING:
     from ray import ObjectRef
 
+    from raycore.cluster.desired import Desired
     from raycore.cluster.given import GivenDevices
     from raycore.engine.engine_actor import DPEngineCoreActor
 
@@ -33,12 +34,16 @@ class Rank:
     """The result of `init_ref`; None until the rank is up."""
     run_ref: ObjectRef[None] | None = None
     """The ref of the rank's `run()`. It completes when the rank ends, for any reason. None before `run()` is called."""
+    engine_node: str = ""
+    """The id of the node on which the rank's engine runs."""
     config_path: str | None = None
     """The checkpoint of the rank's configuration, which its workers read at their start and after a deep sleep."""
     loaded_path: str | None = None
     """The checkpoint whose weights the rank has, as it was loaded with them. None: they came from elsewhere."""
     weights: int | None = None
     """The number of the weights that the rank has: see `WeightVersion`. None: that isn't known."""
+    followed: Desired | None = None
+    """What the rank was brought to last, before it joined. None: nothing yet."""
     awaits_group: bool = False
     """Whether the ranks that it will share experts with have yet to give it its weights. It hasn't joined then."""
     has_joined: bool = False

@@ -191,9 +191,9 @@ class Supervisor:
 
     def _add_to_group(self, num_ranks: int) -> list[Rank]:
         """Start the ranks that are missing, and check that experts can be moved. If not, remove these ranks again."""
-        if self._manager.weights.is_updating:
+        if self._manager.desired.now.is_updating:
             raise InvalidConfig("scale(): weights are being updated: call finish_weight_update() first")
-        if self._manager.activity.asleep:
+        if self._manager.desired.now.activity.asleep:
             raise CannotMove("the engine is asleep, so its experts may not be in memory")
         before = set(self._manager.ranks)
         self._manager.check_memory(num_ranks)

@@ -9,20 +9,21 @@ updates.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from ray.exceptions import RayError
 
+from raycore.cluster.desired import Desired, DesiredState, WeightState
 from raycore.cluster.failure_reports import root_cause
+from raycore.cluster.following import IsWanted, Part, check_wanted
 from raycore.cluster.rank import Rank
 from raycore.cluster.runtime import Runtime
 from raycore.engine.rank_events import RankListener, RankUp
-from raycore.errors import InitializationError, RpcTimeout
+from raycore.errors import RpcTimeout
 from raycore.messages import FIRST_WEIGHTS, WeightVersion
 from raycore.ray_api import has_ended
-from raycore.system import threading
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -42,58 +43,33 @@ class OnStaleRank(Protocol):
         ...
 
 
-class WeightState(msgspec.Struct, frozen=True):
-    """The weights that an engine's ranks have to have."""
-
-    version: WeightVersion
-    path: str | None
-    """The checkpoint that has these weights. None: only ranks have them."""
-    key: str = ""
-    """What all ranks know them by, if they came from no checkpoint: see `raycore.kv_transfer.identity`."""
-    is_missing: bool = False
-    """Whether nobody has them, as the engine has woken up without reading any. The next update has to bring all."""
-
-
-class EngineWeights:
+class EngineWeights(Part):
     """The weights of one engine. Thread-safe."""
 
-    def __init__(self, path: str, runtime: Runtime, timeout_s: float, *, can_copy: bool) -> None:
+    def __init__(self, desired: DesiredState, runtime: Runtime, timeout_s: float, *, can_copy: bool) -> None:
         """
         Args:
-            path: the checkpoint with which the engine starts.
             timeout_s: how long a rank may take to read or to get weights.
             can_copy: whether ranks have the same weights, so that one can get them from another.
         """
-        self.state = WeightState(FIRST_WEIGHTS, path)
-        self.stored = self.state
+        self.stored = desired.now.weights
         """The latest state that came from a checkpoint."""
         self.on_stale_rank: OnStaleRank = lambda dp_rank, reason: None
-        self.is_settling = False
-        """Whether ranks get weights without an update, because a sleep has dropped theirs."""
+        self._desired = desired
         self._runtime = runtime
         self._timeout_s = timeout_s
         self._can_copy = can_copy
-        self._changed = threading.Condition()
-        self._is_updating = False
-        self._num_updates = 0
-        """Number of changes that have begun."""
 
     @property
-    def is_updating(self) -> bool:
-        """Whether an update is under way. Ranks that join wait for its end."""
-        return self._is_updating
+    def state(self) -> WeightState:
+        """The weights that ranks have to have."""
+        return self._desired.now.weights
 
-    @property
-    def is_changing(self) -> bool:
-        """Whether the driver waits for ranks to change their weights."""
-        return self._is_updating or self.is_settling
-
-    def open(self, ranks: Callable[[], Iterable[Rank]]) -> list[Rank]:
-        """Begin an update. Returns those of the ranks that have joined."""
-        with self._changed:
-            self._is_updating = True
-            self._num_updates += 1
-            return [rank for rank in ranks() if rank.has_joined]
+    def open(self) -> list[Rank]:
+        """Begin an update. Returns the ranks that have joined."""
+        with self._desired.changed:
+            self._desired.change(is_updating=True, num_updates=self._desired.now.num_updates + 1)
+            return [rank for rank in self._desired.ranks() if rank.has_joined]
 
     def await_ranks(
         self,
@@ -113,23 +89,21 @@ class EngineWeights:
         is_one_enough = self._can_copy or is_from_files
         clock = self._runtime.clock
         deadline_s = clock.now_s() + timeout_s
-        with self._changed:
+        with self._desired.changed:
             while is_wanted() and clock.now_s() < deadline_s:
                 joined = [rank.has_joined for rank in ranks()]
                 if any(joined) if is_one_enough else joined and all(joined):
                     return
-                self._changed.wait(_POLL_INTERVAL_S)
+                self._desired.changed.wait(_POLL_INTERVAL_S)
 
     def close(self) -> None:
         """End an update."""
-        with self._changed:
-            self._is_updating = False
-            self._changed.notify_all()
+        self._desired.change(is_updating=False)
 
     def set(self, state: WeightState, current: Iterable[Rank]) -> None:
         """Change which weights ranks have to have. `current`: those that have them."""
-        with self._changed:
-            self.state = state
+        with self._desired.changed:
+            self._desired.change(weights=state)
             if state.path is not None:
                 self.stored = state
             for rank in current:
@@ -137,79 +111,42 @@ class EngineWeights:
 
     def note_wake_up(self) -> None:
         """Weights have come back from a sleep, so that ranks that are just joining look again at what they have."""
-        with self._changed:
-            self._num_updates += 1
+        with self._desired.changed:
+            self._desired.change(num_updates=self._desired.now.num_updates + 1)
 
     def rename(self, name: str) -> WeightVersion:
         """Change what the weights are called. Returns the version."""
-        with self._changed:
-            version = WeightVersion(self.state.version.number, name)
-            if self.stored == self.state:
-                self.stored = msgspec.structs.replace(self.state, version=version)
-            self.state = msgspec.structs.replace(self.state, version=version)
-            self._num_updates += 1
+        with self._desired.changed:
+            state = self._desired.now.weights
+            version = WeightVersion(state.version.number, name)
+            self.set(msgspec.structs.replace(state, version=version), [])
             return version
 
     # ---- ranks get weights
 
-    def join(
-        self,
-        rank: Rank,
-        others: Callable[[], Iterable[Rank]],
-        is_wanted: Callable[[], bool],
-        *,
-        is_asleep: Callable[[], bool],
-    ) -> None:
-        """Give a rank, whose loop runs, the engine's weights. Waits for the end of an update.
+    def follows(self, before: Desired, now: Desired) -> bool:
+        return (before.weights, before.num_updates) == (now.weights, now.num_updates)
 
-        Args:
-            others: the engine's other ranks.
-            is_asleep: whether the ranks' weights are. The rank gets its weights when they wake up.
-
-        Raises:
-            InitializationError: the start isn't wanted any more.
-        """
-        while True:
-            with self._changed:
-                while self._is_updating:
-                    self._changed.wait(_POLL_INTERVAL_S)
-                    if not is_wanted():
-                        raise InitializationError("the engine was shut down while it was starting")
-                state, num_updates = self.state, self._num_updates
-            self.bring(rank, state, self.donors(others()), is_wanted, is_asleep=is_asleep())
-            with self._changed:
-                # otherwise what the rank has got may be of two versions
-                if self._num_updates == num_updates:
-                    rank.has_joined = True
-                    self._changed.notify_all()
-                    return
-
-    def donors(self, ranks: Iterable[Rank]) -> list[Rank]:
-        """Those of the ranks that have the engine's weights, and can give them to others."""
+    def _donors(self, number: int) -> list[Rank]:
+        """The ranks that have the engine's weights of this number, and can give them to others."""
         if not self._can_copy:
             return []
         return [
-            rank
-            for rank in ranks
-            if rank.has_joined and not rank.is_stale and rank.weights == self.state.version.number
+            rank for rank in self._desired.ranks() if rank.has_joined and not rank.is_stale and rank.weights == number
         ]
 
-    def bring(
-        self,
-        rank: Rank,
-        state: WeightState,
-        donors: Sequence[Rank],
-        is_wanted: Callable[[], bool] = lambda: True,
-        *,
-        is_asleep: bool = False,
-    ) -> None:
-        """Give a rank these weights, if that is possible. Otherwise it is stale."""
+    def bring(self, rank: Rank, desired: Desired, is_wanted: IsWanted) -> None:
+        """Give a rank its weights, if that is possible. Otherwise it is stale. If the weights are asleep, it gets them
+        when they wake up."""
+        state, before = desired.weights, rank.followed
+        if before is not None and before.num_updates != desired.num_updates and rank.loaded_path is None:
+            rank.weights = None  # what it has got meanwhile may be of two versions
         if state.is_missing:
             rank.weights = rank.loaded_path = None
             rank.is_stale = True
             return
         try:
-            reason = self._bring(rank, state, donors, is_wanted, is_asleep)
+            reason = self._bring(rank, state, is_wanted, is_asleep="weights" in desired.activity.asleep)
         except (RayError, RpcTimeout) as error:
             if has_ended(error):
                 return  # it is replaced by those who watch it
@@ -226,9 +163,7 @@ class EngineWeights:
             )
             self.on_stale_rank(rank.dp_rank, reason)
 
-    def _bring(
-        self, rank: Rank, state: WeightState, donors: Sequence[Rank], is_wanted: Callable[[], bool], is_asleep: bool
-    ) -> str | None:
+    def _bring(self, rank: Rank, state: WeightState, is_wanted: IsWanted, *, is_asleep: bool) -> str | None:
         """Returns why the rank can't have the weights; None if it has them."""
         has_them = rank.weights == state.version.number or (state.path is not None and rank.loaded_path == state.path)
         if has_them and state.version == FIRST_WEIGHTS:
@@ -239,33 +174,31 @@ class EngineWeights:
             if is_asleep:
                 rank.weights = None
                 return None
-            reasons = self._get_weights(rank, state, donors, is_wanted)
+            reasons = self._get_weights(rank, state, is_wanted)
             if reasons is not None:
                 return reasons
-        self.call(rank, "take_weights", (*state.version, True, state.key), is_wanted)
+        self._call(rank, "take_weights", (*state.version, True, state.key), is_wanted)
         rank.weights = state.version.number
         return None
 
-    def _get_weights(
-        self, rank: Rank, state: WeightState, donors: Sequence[Rank], is_wanted: Callable[[], bool]
-    ) -> str | None:
+    def _get_weights(self, rank: Rank, state: WeightState, is_wanted: IsWanted) -> str | None:
         if state.path is not None:
-            self.call(rank, "update_weights", ("reload_from", (state.path,)), is_wanted)
+            self._call(rank, "update_weights", ("reload_from", (state.path,)), is_wanted)
             return None
-        for donor in donors:
+        for donor in self._donors(state.version.number):
             try:
                 try:
-                    pieces = self.call(donor, "update_weights", ("export_weights",), is_wanted)
-                    self.call(rank, "update_weights", ("import_weights", (pieces,)), is_wanted)
+                    pieces = self._call(donor, "update_weights", ("export_weights",), is_wanted)
+                    self._call(rank, "update_weights", ("import_weights", (pieces,)), is_wanted)
                 finally:  # also if only some workers have exported theirs
-                    self.call(donor, "update_weights", ("release_exported_weights",), is_wanted)
+                    self._call(donor, "update_weights", ("release_exported_weights",), is_wanted)
                 return None
             except (RayError, RpcTimeout) as error:
                 text = "dp_rank %d can't get weights from dp_rank %d: %s"
                 logger.warning(text, rank.dp_rank, donor.dp_rank, root_cause(error))
         return "they came from no checkpoint, and no other rank can give them"
 
-    def call(self, rank: Rank, method: str, args: tuple[Any, ...], is_wanted: Callable[[], bool]) -> Any:
+    def _call(self, rank: Rank, method: str, args: tuple[Any, ...], is_wanted: IsWanted) -> Any:
         """Call a utility of a rank, and return its result.
 
         Raises:
@@ -277,8 +210,7 @@ class EngineWeights:
         deadline_s = clock.now_s() + self._timeout_s
         ref: ObjectRef[Any] = rank.actor.utility.remote(method, args, {}, self._timeout_s + _GRACE_S)
         while not self._runtime.wait([ref], num_returns=1, timeout_s=_POLL_INTERVAL_S)[0]:
-            if not is_wanted():
-                raise InitializationError("the engine was shut down while it was starting")
+            check_wanted(is_wanted)
             if clock.now_s() > deadline_s:
                 raise RpcTimeout(f"dp_rank {rank.dp_rank} hasn't replied within {self._timeout_s:g} s")
         return self._runtime.get(ref)
@@ -289,7 +221,7 @@ class EngineWeights:
         """Tell the listener of ranks that are up, but not of those that are stale."""
         for rank in ranks:
             assert rank.info is not None, "confirm() comes first"
-            with self._changed:
+            with self._desired.changed:
                 if rank.is_stale or rank.is_announced:
                     continue
                 rank.is_announced = True
@@ -298,7 +230,7 @@ class EngineWeights:
     def withdraw(self, listener: RankListener, ranks: Iterable[Rank]) -> None:
         """Have the listener move the requests of stale ranks to others."""
         for rank in ranks:
-            with self._changed:
+            with self._desired.changed:
                 was_announced, rank.is_announced = rank.is_announced, False
             if was_announced:
                 listener.ranks_leaving([rank.dp_rank], 0.0, come_back=True)

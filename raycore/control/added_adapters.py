@@ -36,7 +36,7 @@ class AdapterCalls:
     def __init__(
         self, manager: CoreEngineActorManager, supervisor: Supervisor, client: EngineClient, config: EngineConfig
     ) -> None:
-        self._manager = manager
+        self._desired = manager.desired
         self._supervisor = supervisor
         self._client = client
         self._config = config.lora
@@ -96,7 +96,7 @@ class AdapterCalls:
 
     def ids(self) -> set[int]:
         """The numbers of the adapters that were added."""
-        return set(self._manager.adapters.ids())
+        return set(self._desired.now.adapters.ids())
 
     # ---- details
 
@@ -111,16 +111,13 @@ class AdapterCalls:
         """Wait until other changes are over. Gives the list as it is then."""
         with self._changing:
             check_running(self._supervisor)
-            self._manager.is_changing_adapters = True
-            try:
-                yield self._manager.adapters
-            finally:
-                self._manager.is_changing_adapters = False
+            with self._desired.asking():
+                yield self._desired.now.adapters
             check_running(self._supervisor)
 
     @property
     def _is_asleep(self) -> bool:
-        return "weights" in self._manager.activity.asleep
+        return "weights" in self._desired.now.activity.asleep
 
     def _check_awake(self, call: str) -> None:
         if self._is_asleep:
@@ -131,7 +128,7 @@ class AdapterCalls:
 
         Raises: what `EngineCalls.add_lora` raises. The message begins with `call`.
         """
-        replies = self._ask(self._manager.serving, "begin_adapter", adapter)
+        replies = self._ask(self._desired.running(), "begin_adapter", adapter)
         unable = [(rank, error) for rank, error in replies.errors if isinstance(error, InvalidInput)]
         if not unable and not replies.late:
             return
@@ -149,7 +146,7 @@ class AdapterCalls:
 
     def _tell(self, added: AddedAdapters, wanted: list[int]) -> None:
         """Bring all ranks level with a list, and have them hold the adapters with the numbers `wanted`."""
-        ranks = self._manager.set_adapters(added)
+        ranks = self._desired.change(adapters=added)
         replies = self._ask(ranks, "sync_adapters", added, wanted)
         for rank, failed in replies.results:
             for lora_id, error in failed.items():

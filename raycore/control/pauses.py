@@ -75,7 +75,7 @@ class Pauses:
     @property
     def activity(self) -> Activity:
         """What the engine does."""
-        return self._manager.activity
+        return self._manager.desired.now.activity
 
     def pause(self, mode: PauseMode = "abort", clear_cache: bool = True, sleep_level: int = 0) -> None:
         """Pause the engine, and put it to sleep if `sleep_level` isn't 0."""
@@ -212,15 +212,13 @@ class Pauses:
             WorkerFailed: a worker failed to follow. Its rank is replaced.
             EngineDeadError: the engine has failed, or was shut down.
         """
-        with self._manager.changing:
-            self._manager.is_changing_activity = True
+        with self._manager.desired.together():
             try:
-                ranks = self._manager.set_activity(activity)
+                ranks = self._manager.desired.change(activity=activity)
                 timeout_s = self._timeout_s + GRACE_S
                 asked = {rank.actor.set_activity.remote(activity, clear_cache, timeout_s): rank for rank in ranks}
                 return self._take_replies(asked)
             finally:
-                self._manager.is_changing_activity = False
                 check_running(self._supervisor)
 
     def _take_replies(self, asked: dict[ObjectRef[dict[int, int]], Rank]) -> dict[int, RankReply]:

@@ -15,11 +15,11 @@ from raycore.status import UP_STATES, RankState, RankStatus
 
 def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clients: ClientGroup) -> list[RankStatus]:
     """The status of each rank, in rank order; empty after the engine was shut down."""
-    links, watches = clients.links(), supervisor.watches()
+    links, watches, activity = clients.links(), supervisor.watches(), manager.desired.now.activity
     statuses: list[RankStatus] = []
     for dp_rank, rank in sorted(manager.ranks.items()):
         link, watch, info = links.get(dp_rank), watches.get(dp_rank), rank.info
-        state = rank_state(link, watch, manager.activity, is_up=info is not None, is_stale=rank.is_stale)
+        state = rank_state(link, watch, activity, is_up=info is not None, is_stale=rank.is_stale)
         load = link.load if link is not None and state != "gone" else NO_LOAD
         process = info if state in UP_STATES else None
         decode_rate = process.step_bytes / load.decode_s if process is not None and load.decode_s else 0.0
@@ -36,7 +36,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
                 num_restarts=watch.num_restarts if watch is not None else 0,
                 num_deferred=load.num_deferred,
                 kv_fetches=msgspec.structs.asdict(load.kv_fetches),
-                sleep_level=manager.activity.sleep_level if state == "asleep" else 0,
+                sleep_level=activity.sleep_level if state == "asleep" else 0,
                 running_adapters=load.adapters.running,
                 waiting_adapters=load.adapters.waiting,
                 backends=process.backends if process is not None else (),

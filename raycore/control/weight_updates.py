@@ -28,10 +28,10 @@ from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.client.group import ClientGroup
+from raycore.cluster.desired import WeightState
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
 from raycore.cluster.supervisor import Supervisor
-from raycore.cluster.weights import WeightState
 from raycore.config import EngineConfig
 from raycore.control.pauses import Pauses
 from raycore.control.replies import Replies, ask_ranks, check_running
@@ -77,6 +77,7 @@ class WeightUpdates:
         config: EngineConfig,
     ) -> None:
         self._manager = manager
+        self._desired = manager.desired
         self._weights = manager.weights
         self._supervisor = supervisor
         self._clients = clients
@@ -242,8 +243,8 @@ class WeightUpdates:
     def _open(self, call: str) -> _Update:
         self.check_can_change(f"{call}()")
         self._pauses.hold(f"{call}()")
-        with self._manager.changing:  # not while ranks that share experts move them
-            update = _Update(self._weights.open(lambda: list(self._manager.ranks.values())))
+        with self._desired.together():  # not while ranks that share experts move them
+            update = _Update(self._weights.open())
         self._update = update
         return update
 
@@ -287,12 +288,12 @@ class WeightUpdates:
 
     def _settle(self) -> None:
         """Have all ranks have the engine's weights. Those that can't are out of service."""
-        ranks, state = self._joined(), self._weights.state
+        ranks, desired = self._joined(), self._desired.now
         for rank in ranks:
-            if rank.weights != state.version.number:
+            if rank.weights != desired.weights.version.number:
                 self._ask([rank], "update_weights", ("cancel_weight_update",))
-                self._weights.bring(rank, state, self._weights.donors(ranks), lambda: not self._supervisor.has_ended)
-        if self._weights.state.version != state.version:  # a wake-up doesn't keep others from renaming them
+                self._weights.bring(rank, desired, lambda: not self._supervisor.has_ended)
+        if self._weights.state.version != desired.weights.version:  # a wake-up doesn't keep others from renaming them
             self._ask(ranks, "take_weights", (*self._weights.state.version, False))
         if self._manager.is_lockstep and any(rank.is_stale for rank in ranks):
             for rank in ranks:
@@ -325,11 +326,8 @@ class WeightUpdates:
             for rank in self._joined():
                 rank.weights, rank.loaded_path = None, rank.config_path
         self._weights.note_wake_up()
-        self._weights.is_settling = True  # a rank that is stuck meanwhile is noticed
-        try:
+        with self._desired.asking():  # a rank that is stuck meanwhile is noticed
             self._settle()
-        finally:
-            self._weights.is_settling = False
 
     # ---- time
 

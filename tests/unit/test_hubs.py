@@ -31,9 +31,7 @@ HUBS = {
 
 MAX_CLASS_LINES = 500
 MAX_PARAMETERS = 10
-LONG_CLASSES = {
-    "cluster/manager.py:CoreEngineActorManager": 624,
-}
+LONG_CLASSES: dict[str, int] = {}
 """Their numbers only fall. So do those below."""
 LONG_CONSTRUCTORS = {
     "kernels/gpu/attention.py:PagedAttention": 13,

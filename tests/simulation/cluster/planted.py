@@ -37,6 +37,7 @@ from raycore.cluster.cluster_watch import ClusterWatch
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.monitor import RankMonitor
 from raycore.cluster.process_watch import Ends
+from raycore.cluster.rank_ends import RankEnds
 from raycore.cluster.regrouping import CannotMove
 from raycore.cluster.reservations import Reservations
 from raycore.cluster.restart_budget import RestartBudget
@@ -271,7 +272,7 @@ def lost_ranks_are_not_replaced() -> None:
 
 
 def ranks_get_no_weights_from_others() -> None:
-    substitute(EngineWeights, "donors", lambda self, ranks: [])
+    substitute(EngineWeights, "_donors", lambda self, number: [])
 
 
 def a_wait_for_room_counts_as_a_restart() -> None:
@@ -569,7 +570,7 @@ def ranks_that_have_stopped_are_not_ended() -> None:
 
 
 def lost_ranks_are_not_killed() -> None:
-    substitute(CoreEngineActorManager, "_kill", lambda self, rank: None)
+    substitute(RankEnds, "kill", lambda self, rank, own_node: None)
 
 
 def explanations_say_all_that_ray_says() -> None:

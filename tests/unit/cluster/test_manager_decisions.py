@@ -13,9 +13,9 @@ from overtaking import overtake
 from ray.exceptions import RayActorError
 
 from raycore.activity import RUNNING
+from raycore.cluster.desired import WeightState
 from raycore.cluster.manager import shape_of
 from raycore.cluster.regrouping import CannotMove
-from raycore.cluster.weights import WeightState
 from raycore.errors import InitializationError, InvalidConfig, PlacementShortage
 from raycore.lora.added import AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
@@ -159,7 +159,7 @@ def test_progress_is_the_mean_of_the_ranks_that_answer(make):
 
 
 def test_some_of_many_ranks_are_asked_for_their_progress(make, monkeypatch):
-    monkeypatch.setattr("raycore.cluster.manager._MAX_ASKED", 3)
+    monkeypatch.setattr("raycore.cluster.rank_starts._MAX_ASKED", 3)
     engine = make(8)
     shares: list[float] = []
     asked: list[int] = []
@@ -246,7 +246,7 @@ def test_processes_on_other_nodes_get_no_signal(start):
 
 def test_a_replacement_starts_in_the_engines_activity(start):
     engine = start()
-    assert [rank.dp_rank for rank in engine.manager.set_activity(RUNNING.paused())] == [0, 1]
+    assert [rank.dp_rank for rank in engine.manager.desired.change(activity=RUNNING.paused())] == [0, 1]
     replace(engine, 1)
     assert engine.runtime.called("run")[-1] == ([], RUNNING.paused())
 
@@ -394,7 +394,7 @@ def adapters(*paths: str) -> AddedAdapters:
 def test_a_rank_reads_the_adapters_before_it_serves(start):
     engine = start()
     added = adapters("one", "two")
-    engine.manager.set_adapters(added)
+    engine.manager.desired.change(adapters=added)
     engine.runtime.answers["utility"] = lambda actor, *_: PENDING
     ranks = engine.manager.replace([1])
     engine.clock.start_thread(
@@ -409,7 +409,7 @@ def test_a_rank_reads_the_adapters_before_it_serves(start):
 
 def test_reading_adapters_has_the_deadline_of_the_start(start):
     engine = start()
-    engine.manager.set_adapters(adapters("one"))
+    engine.manager.desired.change(adapters=adapters("one"))
     engine.runtime.answers["utility"] = lambda actor, *_: PENDING
     with pytest.raises(InitializationError, match=r"dp_ranks \[1\] haven't read their adapters within .*=100"):
         replace(engine, 1)
@@ -418,7 +418,7 @@ def test_reading_adapters_has_the_deadline_of_the_start(start):
 
 def test_a_rank_that_dies_while_it_reads_adapters_is_not_waited_for(start):
     engine = start()
-    engine.manager.set_adapters(adapters("one"))
+    engine.manager.desired.change(adapters=adapters("one"))
     engine.runtime.answers["utility"] = lambda actor, *_: RayActorError(error_msg="gone")
     replace(engine, 1)
     assert engine.clock.now_s() == 0.0
@@ -437,7 +437,7 @@ def test_experts_do_not_move_while_a_rank_is_being_replaced(start):
 
 def test_experts_do_not_move_while_the_engine_sleeps(start):
     engine = start(enable_expert_parallel=True)
-    engine.manager.set_activity(RUNNING.put_to_sleep(1))
+    engine.manager.desired.change(activity=RUNNING.put_to_sleep(1))
     with pytest.raises(CannotMove, match="asleep"):
         engine.manager.regroup(1)
     assert engine.runtime.called("pause_for_regrouping") == []
@@ -445,7 +445,7 @@ def test_experts_do_not_move_while_the_engine_sleeps(start):
 
 def test_experts_do_not_move_during_an_update_of_weights(start):
     engine = start(enable_expert_parallel=True)
-    engine.manager.weights.open(list)
+    engine.manager.weights.open()
     with pytest.raises(CannotMove, match="weights are being updated"):
         engine.manager.regroup(1)
     assert engine.runtime.called("pause_for_regrouping") == []
@@ -457,7 +457,7 @@ def test_a_rank_joins_when_it_gets_its_weights_from_the_group(start):
     manager, weights = engine.manager, engine.manager.weights
     (added,) = manager.grow_group(3)
     manager.confirm([added])
-    assert weights.open(manager.ranks.values) == [manager.ranks[0], manager.ranks[1]]
+    assert weights.open() == [manager.ranks[0], manager.ranks[1]]
     weights.set(WeightState(WeightVersion(7, "new"), None), [manager.ranks[0], manager.ranks[1]])
     weights.close()
     manager.regroup(3)

@@ -292,13 +292,12 @@ def test_a_stopped_process_is_killed_after_the_deadline(start):
     assert "hasn't answered for" in engine.listener.errors[0]
 
 
-@pytest.mark.parametrize("what", ["is_changing_activity", "weights.is_settling"])
-def test_ranks_that_are_told_a_change_have_to_answer_without_requests(start, what: str):
+@pytest.mark.parametrize("how", ["asking", "together"])
+def test_ranks_that_are_told_a_change_have_to_answer_without_requests(start, how: str):
     engine = start(recovery={"step_timeout_s": 5.0})
     engine.actor(1).is_stopped = True
-    *owner, name = what.split(".")
-    setattr(getattr(engine.manager, owner[0]) if owner else engine.manager, name, True)
-    engine.clock.let_pass(7.0)
+    with getattr(engine.manager.desired, how)():
+        engine.clock.let_pass(7.0)
     assert engine.pids() == {0: 1001, 1: 1003}
 
 
@@ -365,7 +364,7 @@ def test_ranks_are_replaced_on_other_nodes_if_their_node_is_drained(start):
 
 def test_paused_requests_do_not_hold_up_a_drained_node(start):
     engine = start(nodes={DRIVER: 1, "second": 1, "third": 1}, recovery={"drain_timeout_s": 7.0})
-    engine.manager.set_activity(RUNNING.paused())
+    engine.manager.desired.change(activity=RUNNING.paused())
     engine.runtime.draining = engine.groups.draining = {"second"}
     engine.clock.let_pass(3.0)
     assert ("leaving for now", [1], 0.0) in engine.listener.events

@@ -154,7 +154,7 @@ def test_removed_ranks_get_the_drain_timeout_of_the_call_or_of_the_option(start,
 
 def test_paused_ranks_are_removed_without_a_drain(start):
     engine = start()
-    engine.manager.set_activity(RUNNING.paused())
+    engine.manager.desired.change(activity=RUNNING.paused())
     engine.supervisor.scale(1, 9.0)
     assert engine.listener.events[-1] == ("leaving", [1], 0.0)
 
@@ -310,7 +310,7 @@ def test_a_rank_that_is_gone_after_a_restart_of_all_is_gone_for_good(start):
 
 def test_all_ranks_are_restarted_if_the_engine_sleeps(start):
     engine = start(2, **SHARES)
-    engine.manager.set_activity(RUNNING.put_to_sleep(1))
+    engine.manager.desired.change(activity=RUNNING.put_to_sleep(1))
     assert [info.pid for info in engine.supervisor.scale(1)] == [1003]
     assert engine.runtime.called("pause_for_regrouping") == []
 

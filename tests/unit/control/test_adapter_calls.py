@@ -13,11 +13,13 @@ from replies_of_ranks import use_futures
 from waiting import LONG_S
 
 from raycore.activity import RUNNING
+from raycore.cluster.desired import Desired, DesiredState, WeightState
 from raycore.config import LoRAConfig
 from raycore.control.added_adapters import AdapterCalls
 from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest, RpcTimeout
-from raycore.lora.added import NONE_ADDED, AddedAdapters
+from raycore.lora.added import AddedAdapters
 from raycore.lora.request import LoRARequest
+from raycore.messages import FIRST_WEIGHTS
 
 A, B = LoRARequest("a", 1, "/a"), LoRARequest("b", 2, "/b")
 
@@ -29,9 +31,8 @@ class Engine:
         self.log: list[tuple[int, str, Any]] = []
         self.answers: dict[tuple[int, str], Callable[[], Future[Any]]] = {}
         """By dp_rank and method: makes the reply."""
-        self.activity = RUNNING
-        self.adapters = NONE_ADDED
-        self.is_changing_adapters = False
+        running: list[Any] = [self._rank(dp_rank) for dp_rank in (0, 1)]
+        self.desired = DesiredState(Desired(WeightState(FIRST_WEIGHTS, "/model")), lambda: running)
         self.has_ended = False
         self.reported: list[int] = []
         config = SimpleNamespace(
@@ -41,20 +42,17 @@ class Engine:
         self.calls = AdapterCalls(self, self, self, config)  # type: ignore[arg-type]
 
     @property
-    def serving(self) -> list[Any]:
-        return [self._rank(dp_rank) for dp_rank in (0, 1)]
-
-    def set_adapters(self, added: AddedAdapters) -> list[Any]:
-        self.adapters = added
-        return self.serving
+    def adapters(self) -> AddedAdapters:
+        return self.desired.now.adapters
 
     def _rank(self, dp_rank: int) -> Any:
         def remote(method: str, args: tuple[Any, ...], kwargs: dict[str, Any], timeout_s: float) -> Future[Any]:
-            assert self.is_changing_adapters
+            assert self.desired.is_changing
             self.log.append((dp_rank, method, args[0]))
             return self.answers.get((dp_rank, method), lambda: replied({} if method == "sync_adapters" else None))()
 
-        return SimpleNamespace(dp_rank=dp_rank, actor=SimpleNamespace(utility=SimpleNamespace(remote=remote)))
+        actor = SimpleNamespace(utility=SimpleNamespace(remote=remote))
+        return SimpleNamespace(dp_rank=dp_rank, actor=actor, run_ref=object())
 
     def wait(self, timeout_s: float) -> EngineDeadError | None:
         return None
@@ -99,7 +97,7 @@ def test_all_ranks_read_an_adapter_before_it_is_added(engine: Engine) -> None:
     assert [method for _, method, _ in engine.log] == [BOTH[0]] * 2 + [BOTH[1]] * 2
     assert engine.adapters.ids() == [1]
     assert engine.calls.ids() == {1}
-    assert not engine.is_changing_adapters
+    assert not engine.desired.is_changing
     # once more: ranks that have dropped it read it again
     assert not engine.calls.add(A)
     assert engine.log[-1][2] == engine.adapters
@@ -191,7 +189,7 @@ def test_no_more_adapters_are_pinned_than_max_cpu_loras(engine: Engine) -> None:
 def test_a_sleeping_engine_refuses_to_add_and_pin_adapters(engine: Engine) -> None:
     engine.calls.add(A)
     engine.log.clear()
-    engine.activity = RUNNING.put_to_sleep(1)
+    engine.desired.change(activity=RUNNING.put_to_sleep(1))
     for call in (lambda: engine.calls.add(B), lambda: engine.calls.pin(1)):
         with pytest.raises(InvalidInput, match=r"the engine is asleep.*call wake_up\(\) first"):
             call()

@@ -16,9 +16,11 @@ from waiting import LONG_S, eventually
 
 from raycore.activity import RUNNING, Activity
 from raycore.client.group import RankReply
+from raycore.cluster.desired import Desired, DesiredState, WeightState
 from raycore.control.calls import EngineCalls
 from raycore.control.pauses import Pauses
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, WorkerDied, WorkerFailed
+from raycore.messages import FIRST_WEIGHTS
 
 PAUSED, LIGHT, DEEP = RUNNING.paused(), RUNNING.put_to_sleep(1), RUNNING.put_to_sleep(2)
 
@@ -29,9 +31,8 @@ class Engine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, timeout_s: float = LONG_S) -> None:
         use_futures(monkeypatch)
         self.log: list[tuple[Any, ...]] = []
-        self.activity = RUNNING
-        self.changing = threading.Lock()
-        self.is_changing_activity = False
+        running: list[Any] = [self._rank(dp_rank) for dp_rank in (0, 1)]
+        self.desired = DesiredState(Desired(WeightState(FIRST_WEIGHTS, "/model")), lambda: running)
         self.has_ended = False
         self.answers: dict[int, Callable[[Activity], dict[int, int]]] = {}
         """By dp_rank: called when the rank is told an activity, for its answer."""
@@ -43,18 +44,18 @@ class Engine:
 
     # ---- the manager
 
-    def set_activity(self, activity: Activity) -> list[Any]:
-        self.activity = activity
-        return [self._rank(dp_rank) for dp_rank in (0, 1)]
+    @property
+    def activity(self) -> Activity:
+        return self.desired.now.activity
 
     def _rank(self, dp_rank: int) -> Any:
         def remote(activity: Activity, clear_cache: bool, timeout_s: float) -> Future[dict[int, int]]:
-            assert self.is_changing_activity
+            assert self.desired.is_changing
             self.log.append((f"rank {dp_rank}", activity, clear_cache))
             return self.pool.submit(self.answers.get(dp_rank, lambda _: {0: 10 + dp_rank}), activity)
 
         actor = SimpleNamespace(set_activity=SimpleNamespace(remote=remote))
-        return SimpleNamespace(dp_rank=dp_rank, actor=actor, info=SimpleNamespace(pid=100 + dp_rank))
+        return SimpleNamespace(dp_rank=dp_rank, actor=actor, info=SimpleNamespace(pid=100 + dp_rank), run_ref=object())
 
     # ---- the supervisor
 
@@ -108,7 +109,7 @@ def test_a_pause_stops_new_requests_before_it_pauses_ranks_and_then_completes(en
     engine.log.clear()
     engine.pauses.resume()
     assert engine.log == [("rank 0", RUNNING, False), ("rank 1", RUNNING, False), ("resume_new",)]
-    assert not engine.is_changing_activity
+    assert not engine.desired.is_changing
 
 
 @pytest.mark.parametrize("level", [1, 2])

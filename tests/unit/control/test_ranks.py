@@ -85,7 +85,10 @@ def test_a_rank_without_room_is_on_no_node_and_says_what_it_needs() -> None:
 def statuses(info: EngineInfo | None, load: LoadView | None, watch: WatchView = WATCHED) -> list[RankStatus]:
     """`load`: None: no client has a link to the rank."""
     parts: list[Any] = [
-        SimpleNamespace(ranks={0: SimpleNamespace(info=info, nodes=["a", "a"], is_stale=False)}, activity=RUNNING),
+        SimpleNamespace(
+            ranks={0: SimpleNamespace(info=info, nodes=["a", "a"], is_stale=False)},
+            desired=SimpleNamespace(now=SimpleNamespace(activity=RUNNING)),
+        ),
         SimpleNamespace(watches=lambda: {0: watch}),
         SimpleNamespace(links=lambda: {} if load is None else {0: LinkView(is_leaving=False, load=load)}),
     ]

@@ -17,7 +17,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from replies_of_ranks import use_futures
 from waiting import LONG_S, eventually
 
-from raycore.activity import RUNNING
+from raycore.activity import RUNNING, Activity
+from raycore.cluster.desired import Desired, DesiredState, WeightState
+from raycore.cluster.following import Following, Part
 from raycore.cluster.rank import Rank
 from raycore.cluster.weights import EngineWeights
 from raycore.control import weight_updates
@@ -33,6 +35,7 @@ from raycore.errors import (
     WorkerDied,
     WorkerFailed,
 )
+from raycore.messages import FIRST_WEIGHTS
 
 BASE, OTHER = "/base", "/other"
 CHANGES = ("update_weights", "reload_from", "import_weights")
@@ -163,7 +166,6 @@ class Engine:
     def __init__(self, num_ranks: int = 2, timeout_s: float = LONG_S, *, can_copy: bool = False) -> None:
         self.all.append(self)
         self.log: list[tuple[Any, ...]] = []
-        self.activity = RUNNING
         self.has_ended = False
         self.given_up: set[int] = set()
         self.gone: set[str] = set()
@@ -174,10 +176,10 @@ class Engine:
         self.stale: list[tuple[int, str]] = []
         clock = SimpleNamespace(now_s=time.monotonic)
         runtime = SimpleNamespace(wait=_wait, get=lambda ref: ref.result(), clock=clock)
-        self.weights = EngineWeights(BASE, runtime, timeout_s, can_copy=can_copy)  # type: ignore[arg-type]
+        self.desired = DesiredState(Desired(WeightState(FIRST_WEIGHTS, BASE)), lambda: list(self.ranks.values()))
+        self.weights = EngineWeights(self.desired, runtime, timeout_s, can_copy=can_copy)  # type: ignore[arg-type]
         self.weights.on_stale_rank = lambda dp_rank, reason: self.stale.append((dp_rank, reason))
         self.is_lockstep = False
-        self.changing: Any = threading.Lock()
         self.path = BASE
         self.spec = SimpleNamespace(why_weights_stay=None)
         config: Any = SimpleNamespace(
@@ -192,9 +194,17 @@ class Engine:
     def add(self, dp_rank: int, path: str | None = None) -> FakeRank:
         """A rank starts and joins, as `CoreEngineActorManager.confirm` does."""
         rank = self.ranks[dp_rank] = FakeRank(self, dp_rank, path or self.path)
-        self.weights.join(rank, lambda: list(self.ranks.values()), lambda: True, is_asleep=lambda: False)
+        self.join(rank)
         self.weights.announce(self, [rank])
         return rank
+
+    def join(self, rank: FakeRank, *before: Part, is_wanted: bool = True) -> None:
+        """A rank joins. `before`: what it gets before its weights."""
+        Following(self.desired, [*before, self.weights]).join(rank, lambda: is_wanted)
+
+    @property
+    def activity(self) -> Activity:
+        return self.desired.now.activity
 
     def kill(self, rank: FakeRank) -> None:
         """A rank is lost."""
@@ -240,10 +250,10 @@ class Engine:
         self.in_service.difference_update(dp_ranks)
 
     def hold(self, call: str) -> None:
-        self.activity = self.activity.paused()
+        self.desired.change(activity=self.activity.paused())
 
     def release(self) -> None:
-        self.activity = RUNNING
+        self.desired.change(activity=RUNNING)
 
 
 def _wait(refs: Sequence[Future[Any]], num_returns: int, timeout_s: float) -> tuple[list[Any], list[Any]]:
@@ -295,11 +305,11 @@ def test_an_update_begins_while_no_group_of_ranks_changes(engine: Engine) -> Non
 
     @contextmanager
     def changing() -> Iterator[None]:
-        seen.append(engine.weights.is_updating)
+        seen.append(engine.desired.now.is_updating)
         yield
-        seen.append(engine.weights.is_updating)
+        seen.append(engine.desired.now.is_updating)
 
-    engine.changing = changing()
+    engine.desired.together = changing  # type: ignore[method-assign]
     engine.updates.start()
     assert seen == [False, True]
 
@@ -357,7 +367,7 @@ def test_invalid_tensors_change_nothing_also_if_a_rank_is_lost_meanwhile(is_lock
     if is_lockstep:  # which are replaced together
         with pytest.raises(RaycoreError, match="all ranks were lost"):
             engine.updates.update("unknown")
-        assert not engine.weights.is_updating
+        assert not engine.desired.now.is_updating
         return
     with pytest.raises(InvalidInput, match=r"update_weights\(\): the model has no tensor 'unknown'"):
         engine.updates.update("unknown")
@@ -415,7 +425,7 @@ def test_if_all_ranks_are_lost_the_update_ends_and_their_replacements_serve_the_
         engine.kill(rank)
     with pytest.raises(RaycoreError, match="all ranks were lost"):
         engine.updates.update("A")
-    assert not engine.weights.is_updating
+    assert not engine.desired.now.is_updating
     engine.add(0)
     assert engine.in_service == {0}
     engine.check()
@@ -504,7 +514,7 @@ def test_an_update_waits_for_all_ranks_if_they_get_no_weights_from_each_other() 
             engine.updates.start()
             continue
         call = started(engine.updates.start)
-        engine.weights.join(late, list, lambda: True, is_asleep=lambda: False)
+        engine.join(late)
         call.join(LONG_S)
         assert late.is_open
         engine.updates.cancel()
@@ -560,7 +570,7 @@ def test_a_trainer_that_goes_away_cancels_its_update_after_a_while() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine.updates, "_timeout_s", 0.01)
         engine.updates._keep(engine.updates._update)  # only now, so that the calls above may take long
-    eventually(lambda: not engine.weights.is_updating)
+    eventually(lambda: not engine.desired.now.is_updating)
     with pytest.raises(InvalidInput, match=r"call start_weight_update\(\) first"):
         engine.updates.finish("v1")
     assert [rank.has for rank in engine.ranks.values()] == [BASE, BASE]
@@ -572,7 +582,7 @@ def test_a_timer_that_a_call_has_stopped_too_late_gives_no_update_up(engine: Eng
     (timer,) = timers()
     engine.updates.update("A")
     timer.function(*timer.args, **timer.kwargs)  # it had fired when the call began
-    assert engine.weights.is_updating
+    assert engine.desired.now.is_updating
     engine.updates.finish("v1")
     engine.check()
 
@@ -708,7 +718,7 @@ def test_a_rank_that_joins_during_an_update_waits_for_its_end(engine: Engine) ->
 def test_a_rank_that_is_not_wanted_any_more_does_not_wait(engine: Engine) -> None:
     engine.updates.start()
     with pytest.raises(InitializationError, match="shut down"):
-        engine.weights.join(FakeRank(engine, 2), list, lambda: False, is_asleep=lambda: False)
+        engine.join(FakeRank(engine, 2), is_wanted=False)
 
 
 def test_a_rank_that_gets_weights_while_an_update_begins_gets_them_again(engine: Engine) -> None:
@@ -723,17 +733,45 @@ def test_a_rank_that_gets_weights_while_an_update_begins_gets_them_again(engine:
         return reload_from(path)
 
     rank._reload_from = slow  # type: ignore[method-assign]
-    engine.weights.join(rank, list, lambda: True, is_asleep=lambda: False)
+    engine.join(rank)
     engine.weights.announce(engine, [rank])  # type: ignore[arg-type]
     assert rank.has == BASE
+    engine.check()
+
+
+def test_a_rank_that_copies_weights_during_an_update_that_is_given_up_does_not_serve_with_them() -> None:
+    """What it has copied is neither what was before nor what comes."""
+    engine = Engine(1, can_copy=True)
+    update(engine, "A", "v1")
+    donor, rank = engine.ranks[0], FakeRank(engine, 1)
+    engine.ranks[1] = rank
+    export = donor._export_weights
+
+    def slow() -> list[Any]:
+        donor._export_weights = export  # type: ignore[method-assign]
+        engine.updates.start()
+        engine.updates.update("B")
+        copied = export()
+        engine.updates.cancel()
+        return copied
+
+    donor._export_weights = slow  # type: ignore[method-assign]
+    engine.join(rank)
+    engine.weights.announce(engine, [rank])  # type: ignore[arg-type]
+    assert rank.is_stale
+    assert engine.in_service == set()
+    update(engine, "C", "v2")
+    assert engine.in_service == {0, 1}
     engine.check()
 
 
 def test_a_rank_that_joins_while_weights_are_asleep_gets_them_when_they_wake_up(engine: Engine) -> None:
     engine.updates.reload(OTHER, "other")
     rank = engine.ranks[2] = FakeRank(engine, 2, BASE)
-    engine.weights.join(rank, list, lambda: True, is_asleep=lambda: True)
+    engine.desired.change(activity=RUNNING.put_to_sleep(1))
+    engine.join(rank)
     assert rank.asked == []
+    engine.desired.change(activity=RUNNING)
     engine.on_woken(were_dropped=False, are_read=True)
     assert rank.has == OTHER
     assert engine.in_service == {0, 1, 2}
@@ -781,12 +819,25 @@ def test_a_name_that_is_given_while_weights_come_back_from_a_deep_sleep_stays(en
 def test_ranks_have_to_make_progress_while_they_get_weights_after_a_deep_sleep(engine: Engine) -> None:
     found: list[bool] = []
     for rank in engine.ranks.values():
-        rank._take_weights = lambda *version: found.append(engine.weights.is_changing)  # type: ignore[method-assign]
+        rank._take_weights = lambda *version: found.append(engine.desired.is_changing)  # type: ignore[method-assign]
     engine.updates.reload(OTHER, "other")
     found.clear()
     engine.on_woken(were_dropped=True, are_read=True)
     assert found == [True, True]
-    assert not engine.weights.is_changing
+    assert not engine.desired.is_changing
+
+
+class WakesUp(Part):
+    """The engine, which is asleep, wakes up while a rank joins."""
+
+    def __init__(self, engine: Engine, wake_up: Callable[[], object]) -> None:
+        self._engine, self._wake_up = engine, wake_up
+        engine.desired.change(activity=RUNNING.put_to_sleep(1))
+
+    def bring(self, rank: Rank, desired: Desired, is_wanted: Callable[[], bool]) -> None:
+        if desired.activity.asleep and self._engine.activity.asleep:
+            self._engine.desired.change(activity=RUNNING)
+            self._wake_up()
 
 
 def wake_up_without_weights(engine: Engine) -> None:
@@ -836,16 +887,7 @@ def test_a_whole_update_that_is_given_up_leaves_an_engine_without_weights_as_it_
 def test_a_rank_that_joins_while_the_engine_wakes_up_without_weights_does_not_serve_with_those_it_has_read() -> None:
     engine = Engine()
     late = engine.ranks[2] = FakeRank(engine, 2)
-    is_asleep = True
-
-    def asleep() -> bool:
-        nonlocal is_asleep
-        was_asleep, is_asleep = is_asleep, False
-        if was_asleep:
-            wake_up_without_weights(engine)
-        return was_asleep
-
-    engine.weights.join(late, list, lambda: True, is_asleep=asleep)
+    engine.join(late, WakesUp(engine, lambda: wake_up_without_weights(engine)))
     engine.weights.announce(engine, [late])  # type: ignore[arg-type]
     assert late.is_stale
     assert engine.in_service == set()
@@ -854,16 +896,7 @@ def test_a_rank_that_joins_while_the_engine_wakes_up_without_weights_does_not_se
 def test_a_rank_that_joins_while_the_engine_wakes_up_gets_the_weights(engine: Engine) -> None:
     engine.updates.reload(OTHER, "other")
     late = engine.ranks[2] = FakeRank(engine, 2)
-    is_asleep = True
-
-    def asleep() -> bool:
-        nonlocal is_asleep
-        was_asleep, is_asleep = is_asleep, False
-        if was_asleep:
-            engine.on_woken(were_dropped=False, are_read=True)
-        return was_asleep
-
-    engine.weights.join(late, list, lambda: True, is_asleep=asleep)
+    engine.join(late, WakesUp(engine, lambda: engine.on_woken(were_dropped=False, are_read=True)))
     engine.weights.announce(engine, [late])  # type: ignore[arg-type]
     assert late.has == OTHER
     assert engine.in_service == {0, 1, 2}
@@ -940,7 +973,7 @@ def test_a_rank_that_can_get_weights_from_no_other_is_stale(method: str) -> None
         each.fails[method] = failed("MemoryError: no room")
         each.keeps_failing = True
     engine.ranks[2] = rank
-    engine.weights.join(rank, lambda: list(engine.ranks.values()), lambda: True, is_asleep=lambda: False)
+    engine.join(rank)
     engine.weights.announce(engine, [rank])  # type: ignore[arg-type]
     assert rank.is_stale
     assert [each.num_exported for each in engine.ranks.values()] == [0, 0, 0]

@@ -72,7 +72,7 @@ class LentBlocks(Account):
         for process, leases, name in self._returned:
             if name in leases._leases and not (process.has_ended or process.is_stopped):
                 yield (process, f"keeps blocks of lease {name!r} that its reader has given back"), _KEPT_S
-        for each in ranks_of(llm) if llm._manager.activity == RUNNING else ():
+        for each in ranks_of(llm) if llm._manager.desired.now.activity == RUNNING else ():
             if _waits_for_lent(each.actor):
                 yield (each.process, "has prompts that wait for blocks that it keeps for others"), _WAITS_S
 

@@ -203,12 +203,12 @@ def counts_of_api_servers_are_lost() -> None:
 
 
 def what_a_worker_refuses_is_the_callers_mistake() -> None:
-    from raycore.cluster import manager
+    from raycore.cluster import rank_starts
 
     class Nothing(Exception):
         pass
 
-    substitute(manager, "WorkerFailed", Nothing)
+    substitute(rank_starts, "WorkerFailed", Nothing)
 
 
 FAULTS: dict[str, tuple[str, Callable[[], None]]] = {

@@ -23,7 +23,8 @@ install()
 from msgspec.structs import replace  # noqa: E402
 
 from raycore.activity import RUNNING  # noqa: E402
-from raycore.cluster.manager import CoreEngineActorManager  # noqa: E402
+from raycore.cluster.desired import Desired  # noqa: E402
+from raycore.cluster.following import Following, Loops  # noqa: E402
 from raycore.cluster.weights import EngineWeights  # noqa: E402
 from raycore.control import weight_updates  # noqa: E402
 from raycore.control.added_adapters import AdapterCalls  # noqa: E402
@@ -76,11 +77,12 @@ def ranks_that_join_keep_the_weights_they_started_with() -> None:
 
 
 def ranks_that_join_do_not_wait_for_an_update() -> None:
-    def join(self: EngineWeights, rank: Any, others: Any, is_wanted: Any, *, is_asleep: Any) -> None:
-        self.bring(rank, self.state, self.donors(others()), is_wanted, is_asleep=is_asleep())
+    def join(self: Following, rank: Any, is_wanted: Any) -> None:
+        for part in self._parts:
+            part.bring(rank, self._desired.now, is_wanted)
         rank.has_joined = True
 
-    EngineWeights.join = join
+    Following.join = join
 
 
 def updates_do_not_stop_steps() -> None:
@@ -105,18 +107,12 @@ def pauses_do_not_wait_for_ranks() -> None:
 
 
 def ranks_that_join_are_not_told_of_pauses() -> None:
-    original = CoreEngineActorManager.confirm
+    original = Loops.tell
 
-    def confirm(self: CoreEngineActorManager, *args: Any) -> None:
-        activity = self.activity
-        if not activity.asleep:
-            self.activity = RUNNING
-        try:
-            original(self, *args)
-        finally:
-            self.activity = activity
+    def tell(self: Loops, ranks: Any, desired: Desired) -> Any:
+        return original(self, ranks, desired if desired.activity.asleep else replace(desired, activity=RUNNING))
 
-    CoreEngineActorManager.confirm = confirm
+    Loops.tell = tell
 
 
 def dropped_weights_keep_their_name() -> None:
@@ -174,7 +170,7 @@ def other_weights_keep_the_name_of_the_checkpoint() -> None:
 
 
 def ranks_do_not_hear_of_other_adapters() -> None:
-    AdapterCalls._tell = lambda self, added, wanted: self._manager.set_adapters(added)
+    AdapterCalls._tell = lambda self, added, wanted: self._desired.change(adapters=added)
 
 
 def updates_fail_by_the_end_of_a_worker() -> None:
