@@ -164,7 +164,8 @@ def test_failures_of_each_pipeline_stage_change_no_result(ray_cluster):
 def test_a_request_that_cannot_be_decoded_fails_alone(llm, monkeypatch):
     wait_for_ranks(llm, 2)
     pids = [info.pid for info in llm.engine_infos]
-    monkeypatch.setattr("raycore.client.inputs.checked_int", lambda name, value: value)
+    for module in ("inputs", "request_checks"):
+        monkeypatch.setattr(f"raycore.client.{module}.checked_int", lambda name, value: value)
     params = SamplingParams(temperature=0, max_tokens=8)
     with pytest.raises(RequestFailed, match="Expected `int`, got `float`") as failure:
         llm.generate(["27 + 58 ="] * 4, params, use_tqdm=False, priority=[0, 1.5, 0, 0])
