@@ -76,7 +76,7 @@ def test_adapters_give_the_tokens_of_merged_weights(
         with pytest.raises(InvalidRequest, match="adapter_config"):
             llm.generate(PROMPTS[0], PARAMS, use_tqdm=False, lora_request=LoRARequest("none", 8, str(tmp_path)))
         changed = LoRARequest("copy", 9, str(copied))
-        llm._client._adapters.check(changed)
+        llm._client.checks.adapters.check(changed)
         weights = copied / "adapter_model.safetensors"
         weights.write_bytes(weights.read_bytes()[:-100])
         with pytest.raises(RequestFailed, match=r"adapter_model\.safetensors"):
