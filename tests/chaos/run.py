@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.adapters import AdapterChurn, add_and_compare
+from chaos.adapter_churn import AdapterChurn, add_and_compare
 from chaos.clusters import Cluster, leftovers, process_ids
 from chaos.comparison import Comparison
 from chaos.connectors import transfers_of

@@ -1,7 +1,8 @@
-"""Short runs of the benchmark that breaks ranks at random: no request is lost, and none comes out differently."""
+"""Short runs of the program that breaks ranks at random: no request is lost, and none comes out differently."""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,17 +12,20 @@ import forked_ray
 import pytest
 from number_formats import DTYPE
 
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "chaos.py"
+TESTS = Path(__file__).parents[1]
+PROGRAM = TESTS / "chaos" / "failures.py"
 MIN_FAULTS = 4
 TIMEOUT_S = 200
 
 
 def rows_of_a_run(*flags: str, **options: object) -> dict[str, str]:
-    """Run the benchmark. Returns the rows of its report."""
+    """Run the program. Returns the rows of its report."""
     options |= {"dp": 2, "requests": 12, "fault_interval_s": 0.3, "timeout_s": TIMEOUT_S, "dtype": DTYPE}
     arguments = [text for name, value in options.items() for text in ("--" + name.replace("_", "-"), str(value))]
-    command = [sys.executable, forked_ray.__file__, str(BENCHMARK), *flags, *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S + 80, check=False)
+    command = [sys.executable, forked_ray.__file__, str(PROGRAM), *flags, *arguments]
+    folders = (TESTS, TESTS / "support", TESTS.parent / "benchmarks")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S + 80, check=False, env=environment)
     rows = dict(re.findall(r"^ *(\S.*?)  +(\S.*)$", run.stdout, re.MULTILINE))
     said = run.stdout[-4000:] + run.stderr[-4000:]
     assert rows.get("requests lost") == "0", said
