@@ -38,7 +38,7 @@ class RunnerPart:
         return NO_TAPS
 
     def end_forward(self, step: StepInputs, tensors: StepTensors) -> None:
-        """Come level with a step that had tokens. Its new tokens have been sampled, but may be on the device."""
+        """Catch up with a step that had tokens. Its new tokens have been sampled, but may be on the device."""
 
     def received(self, step: StepInputs, rows: Ints) -> None:
         """Note that a step's new tokens have arrived.
