@@ -280,7 +280,7 @@ def measure(num_ranks: int, args: argparse.Namespace) -> None:
     from raycore.cluster.runtime import RayRuntime
     from raycore.demo import demo_model_path
     from raycore.llm import AsyncLLM
-    from raycore.server.adapters import Adapters
+    from raycore.server.adapters import OfferedAdapters
     from raycore.server.listen_options import ListenOptions
     from raycore.server.multi_process import api_servers
     from raycore.server.options import ServerOptions
@@ -332,7 +332,7 @@ def measure(num_ranks: int, args: argparse.Namespace) -> None:
         )
         begin("servers")
         options = ServerOptions(["demo"])
-        servers = api_servers.APIServers(llm, options, Adapters(llm, options), ListenOptions(), args.servers)
+        servers = api_servers.APIServers(llm, options, OfferedAdapters(llm, options), ListenOptions(), args.servers)
         servers.start()
         own_time.sleep(10.0)
         begin("idle")

@@ -21,9 +21,9 @@ from raycore.client.ask import Ask, id_or_new
 from raycore.client.collector import Collector
 from raycore.client.group import ClientGroup
 from raycore.client.inputs import (
-    Images,
     ParsedPrompt,
     Prompt,
+    PromptImages,
     adapters_for_each,
     checked_beam_params,
     checked_params,
@@ -573,7 +573,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         self._client.checks.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
 
     @property
-    def images(self) -> Images:
+    def images(self) -> PromptImages:
         """Makes prompts with images."""
         return self._client.images
 

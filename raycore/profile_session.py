@@ -23,7 +23,7 @@ COMPRESSION_LEVEL = 6
 Record = Callable[[str], AbstractContextManager[Any]]
 """Returns a context manager that records the time of its body under a name."""
 
-Parts = Iterable[tuple[object, Mapping[str, str]]]
+ProfiledParts = Iterable[tuple[object, Mapping[str, str]]]
 """Objects, each with those of its attributes that compute a part of a step: the part's name by the attribute's name."""
 
 
@@ -113,7 +113,7 @@ class ProfileSession:
 class RecordedParts:
     """Parts of a step that have been replaced by ones that record their calls."""
 
-    def __init__(self, parts: Parts, record: Record) -> None:
+    def __init__(self, parts: ProfiledParts, record: Record) -> None:
         """Replace the parts: all, or none if one can't be replaced."""
         self._undo: list[Callable[[], None]] = []
         try:

@@ -42,7 +42,7 @@ _ray: Any = ray
 """Untyped on purpose: this module provides the types."""
 
 
-class Endpoint(Protocol[P, R]):
+class ActorMethod(Protocol[P, R]):
     """An actor's method. It can be called directly in the actor's own process, and with `remote` from any other."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -68,7 +68,7 @@ class ActorClass(Protocol[P, T_co]):
 
 def endpoint(
     group: str | None = None, *, replies: bool = True
-) -> Callable[[Callable[Concatenate[Any, P], R]], Endpoint[P, R]]:
+) -> Callable[[Callable[Concatenate[Any, P], R]], ActorMethod[P, R]]:
     """Decorator that makes a method callable as an actor's endpoint.
 
     Args:
@@ -203,7 +203,7 @@ class Stream(Generic[R]):
     A call that yields fewer is the last one.
     """
 
-    def __init__(self, method: Endpoint[P, Iterator[R]], *args: P.args, **kwargs: P.kwargs) -> None:
+    def __init__(self, method: ActorMethod[P, Iterator[R]], *args: P.args, **kwargs: P.kwargs) -> None:
         untyped: Any = method
         self._begin: Callable[[], Iterator[ObjectRef[R]]] = lambda: untyped.options(num_returns="streaming").remote(
             *args, **kwargs

@@ -8,7 +8,7 @@ anywhere, so nothing in them is taken for granted. `raycore.weights.lora_weights
 
 from __future__ import annotations
 
-__all__ = ["ADAPTER_FILE", "CONFIG_FILE", "LoraModule", "LoraSpec", "ModuleKey"]
+__all__ = ["ADAPTER_FILE", "CONFIG_FILE", "LoraProjection", "LoraSpec", "ModuleKey"]
 
 import re
 import stat
@@ -69,7 +69,7 @@ class _Matrix(NamedTuple):
     shape: tuple[int, ...]
 
 
-class LoraModule(NamedTuple):
+class LoraProjection(NamedTuple):
     """An adapter's part for one projection of one layer."""
 
     rank: int
@@ -85,7 +85,7 @@ class LoraModule(NamedTuple):
 class LoraSpec:
     """The linear layers that an adapter changes. A layer that it doesn't change is absent."""
 
-    modules: dict[ModuleKey, LoraModule]
+    modules: dict[ModuleKey, LoraProjection]
     num_parameters: int
     """Number of elements of all matrices of the adapter."""
 
@@ -176,7 +176,7 @@ class _Reader(ABC):
             raise self._error(name, "this layer of the model has experts, and adapters of experts aren't supported")
         return (layer, module), side
 
-    def _module(self, tensors: Mapping[str, _Matrix], key: ModuleKey, names: dict[str, str]) -> LoraModule:
+    def _module(self, tensors: Mapping[str, _Matrix], key: ModuleKey, names: dict[str, str]) -> LoraProjection:
         for side, other in (("A", "B"), ("B", "A")):
             if side not in names:
                 raise self._error(names[other], f"the file has no lora_{side} that belongs to it")
@@ -185,7 +185,7 @@ class _Reader(ABC):
         num_outputs, num_inputs = self._shape(key)
         self._check_tensor(names["A"], a, (rank, num_inputs), rank)
         self._check_tensor(names["B"], b, (num_outputs, rank), rank)
-        return LoraModule(rank, scaling, names["A"], names["B"])
+        return LoraProjection(rank, scaling, names["A"], names["B"])
 
     def _check_tensor(self, name: str, found: _Matrix, expected: tuple[int, int], rank: int) -> None:
         if found.shape != expected:

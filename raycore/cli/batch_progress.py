@@ -49,7 +49,7 @@ def _num_tokens(body: dict[str, Any]) -> int:
     return sum(used.get(name, 0) for name in names)
 
 
-class Progress:
+class BatchProgress:
     """Shows a progress bar."""
 
     def __init__(self, tally: Tally, is_silent: bool) -> None:
@@ -66,7 +66,7 @@ class Progress:
             self._bar.set_postfix_str(f"{self._tally.num_failed} failed, {speed:.1f} tokens/s", refresh=False)
             self._bar.update()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> BatchProgress:
         return self
 
     def __exit__(self, *_: object) -> None:

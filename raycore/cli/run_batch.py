@@ -124,7 +124,7 @@ def _run_batch(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile, tally: Tally) -> int | None:
     """Answer the remaining lines of the file. Returns the signal that stopped the batch, or None."""
-    from raycore.cli.batch_progress import Progress
+    from raycore.cli.batch_progress import BatchProgress
     from raycore.llm import AsyncLLM
 
     with needing("`raycore run-batch` needs", "serve"):
@@ -142,7 +142,10 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
     try:
         models = Models(options.served_model_names)
         asyncio.run(load_adapters(engine, options)).subscribe(models.set_adapters)
-        with engine.draining_on_signals(args.shutdown_timeout) as came, Progress(tally, args.no_progress) as progress:
+        with (
+            engine.draining_on_signals(args.shutdown_timeout) as came,
+            BatchProgress(tally, args.no_progress) as progress,
+        ):
             results.begin()
             tally.is_begun = True
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from raycore.llm import AsyncLLM
-    from raycore.server.adapters import Adapters
+    from raycore.server.adapters import OfferedAdapters
 
 _DISABLE_LOG_STATS = "--disable-log-stats"
 
@@ -165,7 +165,9 @@ def _tracing(traces: TraceOptions | None) -> Generator[TracerProvider | None, No
         provider.shutdown()
 
 
-def _app(engine: AsyncLLM, options: ServerOptions, adapters: Adapters, tracing: TracerProvider | None) -> FastAPI:
+def _app(
+    engine: AsyncLLM, options: ServerOptions, adapters: OfferedAdapters, tracing: TracerProvider | None
+) -> FastAPI:
     if tracing is None:
         from raycore.server import build_app
 

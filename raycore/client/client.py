@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raycore.client.ask import Ask
-from raycore.client.inputs import Images, OnlyText
+from raycore.client.inputs import OnlyText, PromptImages
 from raycore.client.rank_connections import RankConnection, RankConnections, ReachableRank, Sent, call_utility
 from raycore.client.recorder import Told
 from raycore.client.request_checks import RequestChecks
@@ -95,7 +95,7 @@ class EngineClient:
         self._connections = RankConnections(client_index, self._deliver)
         self.checks = RequestChecks(config, tokenizer, limits)
         """What requests are checked against before they are submitted."""
-        self.images: Images = _images(config, tokenizer)
+        self.images: PromptImages = _images(config, tokenizer)
         """Makes prompts with images."""
         self.chat_template: str | None = None
         """Jinja text for conversations in Python whose calls give no template. None: the checkpoint's."""
@@ -448,7 +448,7 @@ class EngineClient:
             raise self._failure.with_traceback(None)  # otherwise the error would collect the frames of all callers
 
 
-def _images(config: EngineConfig, tokenizer: Tokenizer) -> Images:
+def _images(config: EngineConfig, tokenizer: Tokenizer) -> PromptImages:
     if config.model.spec.vision is None:
         if not config.model.enable_prompt_embeds:
             return OnlyText(config.model.model)

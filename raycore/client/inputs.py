@@ -31,7 +31,7 @@ _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids", "prompt_t
 _IMAGE_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs")
 
 
-class Images(Protocol):
+class PromptImages(Protocol):
     """What makes prompts with images: `raycore.multimodal.inputs.ImageInputs`, or `OnlyText`."""
 
     def complete(
@@ -89,7 +89,7 @@ class Embeds(Protocol):
 
 
 class OnlyText:
-    """Stands for `Images` where the model takes only text."""
+    """Stands for `PromptImages` where the model takes only text."""
 
     executor = None
     placeholder = None
@@ -164,7 +164,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def parse_prompts(
-    prompts: Sequence[Prompt], tokenizer: Tokenizer, how: Tokenization = PLAIN, images: Images = _ONLY_TEXT
+    prompts: Sequence[Prompt], tokenizer: Tokenizer, how: Tokenization = PLAIN, images: PromptImages = _ONLY_TEXT
 ) -> list[ParsedPrompt]:
     """Check prompts, and tokenize all those that are given as text in one batch.
 
@@ -191,7 +191,9 @@ def has_images(prompt: object) -> bool:
     return isinstance(prompt, Mapping) and bool(cast("Mapping[str, Any]", prompt).get("multi_modal_data"))
 
 
-def _add_images(index: int, parsed: ParsedPrompt, fields: Mapping[str, Any], images: Images, how: Tokenization) -> None:
+def _add_images(
+    index: int, parsed: ParsedPrompt, fields: Mapping[str, Any], images: PromptImages, how: Tokenization
+) -> None:
     if how.max_tokens is not None:
         raise InvalidRequest(f"prompt {index} has images, and truncate_prompt_tokens could cut one off")
     given = parsed.token_ids or parsed.text or ""
@@ -205,7 +207,9 @@ def has_embeds(prompt: object) -> bool:
     return isinstance(prompt, Mapping) and cast("Mapping[str, Any]", prompt).get("prompt_embeds") is not None
 
 
-def _add_embeds(index: int, parsed: ParsedPrompt, fields: Mapping[str, Any], images: Images, how: Tokenization) -> None:
+def _add_embeds(
+    index: int, parsed: ParsedPrompt, fields: Mapping[str, Any], images: PromptImages, how: Tokenization
+) -> None:
     if how.max_tokens is not None:
         raise InvalidRequest(f"prompt {index} has embeddings, which truncate_prompt_tokens doesn't cut")
     parsed.token_ids, parsed.features, parsed.feature_data = images.embed(f"prompt {index}", fields)

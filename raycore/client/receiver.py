@@ -35,7 +35,7 @@ class Items(Protocol):
         ...
 
 
-class Source(Protocol):
+class OutputSource(Protocol):
     """A rank whose outputs are received."""
 
     @property
@@ -47,7 +47,7 @@ class Source(Protocol):
         ...
 
 
-SourceT = TypeVar("SourceT", bound=Source)
+SourceT = TypeVar("SourceT", bound=OutputSource)
 
 
 class Receiver(Generic[SourceT]):

@@ -20,7 +20,7 @@ STEP_WAIT_S = 1.0
 """How long a step waits for an output, in seconds."""
 
 
-class Submitter(Protocol):
+class QueueClient(Protocol):
     """The part of a client's interface that a queue uses."""
 
     def submit(self, asks: Sequence[Ask], sink: Sink) -> None: ...
@@ -34,7 +34,7 @@ class Submitter(Protocol):
 class StepQueue:
     """The requests of a caller that have been added, and whose last output it hasn't fetched."""
 
-    def __init__(self, client: Submitter) -> None:
+    def __init__(self, client: QueueClient) -> None:
         self._client = client
         self._changed = threading.Condition()
         self._kinds: dict[str, OutputKinds | None] = {}

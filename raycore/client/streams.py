@@ -18,9 +18,9 @@ import msgspec
 from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
 from raycore.client.inputs import (
-    Images,
     ParsedPrompt,
     Prompt,
+    PromptImages,
     checked_adapter,
     checked_request_id,
     has_images,
@@ -45,14 +45,14 @@ from raycore.text.tokenizer import Tokenizer
 _OutputT = TypeVar("_OutputT")
 
 
-class Submitter(Protocol):
+class StreamClient(Protocol):
     """The part of a client's interface that `Streams` uses."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
 
     @property
-    def images(self) -> Images: ...
+    def images(self) -> PromptImages: ...
 
     @property
     def reserved(self) -> ReservedIds: ...
@@ -71,7 +71,7 @@ class Submitter(Protocol):
 class Streams:
     """The streams of one client, on any number of event loops. Thread-safe."""
 
-    def __init__(self, client: Submitter) -> None:
+    def __init__(self, client: StreamClient) -> None:
         self.watchers = Watchers()
         """Who sees all requests."""
         self._client = client

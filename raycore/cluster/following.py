@@ -1,7 +1,7 @@
 """Brings ranks that join an engine to what is desired of all its ranks (`desired.py`).
 
 What a rank has to be brought to has parts. A part says how a rank gets it, and nothing else knows which parts there
-are. A new one is a field of `Desired`, and a `Part` in the list that the manager makes.
+are. A new one is a field of `Desired`, and a `DesiredPart` in the list that the manager makes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _no_wait(deadline_s: float, is_wanted: IsWanted) -> None:
     pass
 
 
-class Part:
+class DesiredPart:
     """How ranks that join get a part of what is desired. What a part doesn't need does nothing.
 
     A part that ranks hear of in `tell()` is always current: later changes are told to all ranks that run. One that
@@ -72,7 +72,7 @@ class Part:
 class Following:
     """Brings the ranks of one engine to what is desired. Thread-safe."""
 
-    def __init__(self, desired: DesiredState, parts: Sequence[Part]) -> None:
+    def __init__(self, desired: DesiredState, parts: Sequence[DesiredPart]) -> None:
         self._desired = desired
         self._parts = parts
 
@@ -115,7 +115,7 @@ class Following:
                     return
 
 
-class Loops(Part):
+class Loops(DesiredPart):
     """Starts the loops of ranks, in the activity that is desired."""
 
     def __init__(self, is_lockstep: Callable[[], bool]) -> None:
@@ -128,7 +128,7 @@ class Loops(Part):
         return _no_wait
 
 
-class HeldAdapters(Part):
+class HeldAdapters(DesiredPart):
     """Has new ranks read the adapters that were added: as many as they have slots for."""
 
     def __init__(self, runtime: Runtime, timeout_s: float, num_adapters: int) -> None:

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 from raycore.cluster.failure_reports import dead_process, describe_loss, describe_rank
 from raycore.cluster.rank import Rank
 from raycore.errors import EngineDeadError
-from raycore.node.lifeline import Watch
+from raycore.node.lifeline import LifelineWatch
 from raycore.system import Future, futures, os, select, threading
 
 _EXPLANATION_S = 1.0
@@ -33,7 +33,7 @@ class Ends:
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._processes: dict[int, tuple[Rank, int]] = {}
         """(rank, pid) of each process, by its pidfd, which becomes readable when the process ends."""
-        self._lifelines: list[Watch] = []
+        self._lifelines: list[LifelineWatch] = []
         self._ended: deque[tuple[Rank, int]] = deque()
         self._runs: list[tuple[Rank, Future[None]]] = []
         self._is_closed = False
@@ -48,7 +48,7 @@ class Ends:
             for pid in rank.pids_on(own_node):
                 with suppress(OSError, AttributeError):  # the process has ended, or the kernel has no pidfds
                     self._processes[os.pidfd_open(pid)] = rank, pid
-                lifeline = Watch.start(pid, partial(self._note_end, rank, pid))
+                lifeline = LifelineWatch.start(pid, partial(self._note_end, rank, pid))
                 if lifeline is not None:
                     self._lifelines.append(lifeline)
 

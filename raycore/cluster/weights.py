@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 
 from raycore.cluster.desired import Desired, DesiredState, WeightState
 from raycore.cluster.failure_reports import root_cause
-from raycore.cluster.following import IsWanted, Part, check_wanted
+from raycore.cluster.following import DesiredPart, IsWanted, check_wanted
 from raycore.cluster.rank import Rank
 from raycore.cluster.runtime import Runtime
 from raycore.engine.rank_events import RankListener, RankUp
@@ -43,7 +43,7 @@ class OnStaleRank(Protocol):
         ...
 
 
-class EngineWeights(Part):
+class EngineWeights(DesiredPart):
     """The weights of one engine. Thread-safe."""
 
     def __init__(self, desired: DesiredState, runtime: Runtime, timeout_s: float, *, can_copy: bool) -> None:

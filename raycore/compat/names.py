@@ -126,7 +126,7 @@ MoveDirectionality       raycore.sampling.logits_processors  v1.sample.logits_pr
 MoveDirectionality       raycore.sampling.logits_processors  v1.sample.logits_processor.interface
 process_dict_updates     raycore.compat.processors           v1.sample.logits_processor
 process_dict_updates     raycore.compat.processors           v1.sample.logits_processor.builtin
-VllmConfig               raycore.sampling.processor_config:ProcessorConfig  config
+VllmConfig               raycore.sampling.processor_config:LogitsProcessorConfig  config
 
 EngineDeadError                  raycore.errors                       v1.engine.exceptions
 EngineGenerateError              raycore.errors:RequestFailed         v1.engine.exceptions

@@ -20,7 +20,7 @@ class CallCommand(msgspec.Struct, frozen=True):
     arguments: dict[str, Any]
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class CommandOutcome(msgspec.Struct, frozen=True):
     """The result of a command."""
 
     error: str | None = None

@@ -67,7 +67,7 @@ class EngineControl:
 
     @endpoint("publish")
     def finish(self, number: int, outcome: bytes, status: bytes) -> None:
-        """Store the encoded `Outcome` of a command, and the encoded `EngineStatus` after the command."""
+        """Store the encoded `CommandOutcome` of a command, and the encoded `EngineStatus` after the command."""
         self._status = status
         with self._changed:
             if number in self._outcomes:
@@ -83,7 +83,7 @@ class EngineControl:
 
     @endpoint("command")
     def execute(self, command: bytes) -> bytes | None:
-        """Have the program execute an encoded command. Returns the command's encoded `Outcome`.
+        """Have the program execute an encoded command. Returns the command's encoded `CommandOutcome`.
 
         Returns None if the program doesn't poll, or stops polling. If the program has already taken the command, it may
         still execute it.

@@ -16,7 +16,7 @@ import msgspec
 from ray.exceptions import RayError
 
 from raycore.cluster.failure_reports import describe_death
-from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, CallCommand, Outcome
+from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, CallCommand, CommandOutcome
 from raycore.control.control_actor import ENGINE_CONTROL, EngineControl
 from raycore.errors import ControlError, InvalidConfig
 from raycore.node.processes import wait_until_gone
@@ -193,9 +193,9 @@ class ControlThread:
             if not self._is_up:
                 raise ControlError(f"engine {self._name} is still starting")
             self._calls[command.method](**command.arguments)
-            outcome = Outcome()
+            outcome = CommandOutcome()
         except Exception as error:  # the thread's outermost frame: the caller is told of any error
-            outcome = Outcome(describe_death(error))
+            outcome = CommandOutcome(describe_death(error))
         if not self._stopping.is_set():
             encoded = [seal(msgspec.msgpack.encode(each)) for each in (outcome, self._read_status())]
             actor.finish.remote(number, *encoded)

@@ -11,7 +11,7 @@ import msgspec
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from raycore.control.clusters import clusters_to_search, connected
-from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, CallCommand, Outcome
+from raycore.control.commands import ACTOR_PREFIX, NAMESPACE, CallCommand, CommandOutcome
 from raycore.errors import ControlError
 from raycore.ray_api import actor_names, cluster_address, find_actor, get, wait
 from raycore.same_copy import seal, unseal
@@ -211,7 +211,7 @@ class RemoteEngine:
                 f"engine {self.name}'s driver process doesn't answer. If it recovers, it may still {method} the "
                 "engine: see `raycore status`"
             )
-        error = msgspec.msgpack.decode(self._unseal(data), type=Outcome).error
+        error = msgspec.msgpack.decode(self._unseal(data), type=CommandOutcome).error
         if error is not None:
             raise ControlError(error)
 

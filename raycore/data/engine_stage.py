@@ -36,7 +36,7 @@ class EngineStage(TableStage):
         """Start the engine. `options` take precedence over the configuration's. The errors are those of `LLM`."""
         self._config = config
         self._numbers = itertools.count()
-        self._room = Room(config.max_rows)
+        self._room = RowLimit(config.max_rows)
         self._lent = Lent(partial(RowEngine, config, **options), RowEngine.shutdown)
         with self._lent.use() as engine:
             low, high = config.ranks
@@ -148,7 +148,7 @@ class Lent(Generic[T]):
                 self.close()
 
 
-class Room:
+class RowLimit:
     """Limits how many rows the engine has at a time."""
 
     def __init__(self, size: int | None) -> None:

@@ -43,7 +43,7 @@ _INPUTS = {
 
 
 @dataclass
-class Stage:
+class MapStage:
     """One `map_batches` of a processor."""
 
     fn: type[Any]
@@ -59,7 +59,7 @@ class Processor:
     def __init__(
         self,
         config: ProcessorConfig,
-        stages: dict[str, Stage],
+        stages: dict[str, MapStage],
         preprocess: RowFunction | None,
         postprocess: RowFunction | None,
         preprocess_map_kwargs: dict[str, Any],
@@ -100,7 +100,7 @@ class Processor:
         """The names of the stages that have actors, in order."""
         return list(self.stages)
 
-    def get_stage_by_name(self, name: str) -> Stage:
+    def get_stage_by_name(self, name: str) -> MapStage:
         """The stage of this name. Raises ValueError if there is none."""
         if name not in self.stages:
             raise ValueError(f"there is no stage {name!r}: the stages are {', '.join(self.stages)}")
@@ -181,10 +181,10 @@ def _build(
     )
 
 
-def _stages(config: ProcessorConfig) -> dict[str, Stage]:
+def _stages(config: ProcessorConfig) -> dict[str, MapStage]:
     with needing("build_processor needs", "data"):
         from ray.data import ActorPoolStrategy
-    stages: dict[str, Stage] = {}
+    stages: dict[str, MapStage] = {}
     threads = "max_concurrent_calls_per_actor"
     is_old = threads not in inspect.signature(ActorPoolStrategy).parameters
 
@@ -194,7 +194,7 @@ def _stages(config: ProcessorConfig) -> dict[str, Stage]:
         concurrency = stage.concurrency or config.concurrency
         low, high = (1, concurrency) if isinstance(concurrency, int) else concurrency
         given = {"runtime_env": stage.runtime_env or config.runtime_env, "memory": stage.memory}
-        stages[name] = Stage(
+        stages[name] = MapStage(
             fn,
             {
                 "compute": ActorPoolStrategy(min_size=low, max_size=high),
@@ -209,7 +209,7 @@ def _stages(config: ProcessorConfig) -> dict[str, Stage]:
     add("PrepareMultimodalStage", PrepareMultimodal, config.prepare_multimodal)
     add("ChatTemplateStage", ChatTemplate, config.chat_template)
     add("TokenizeStage", Tokenize, config.tokenize)
-    stages["EngineStage"] = Stage(
+    stages["EngineStage"] = MapStage(
         EngineStage,
         {
             # one actor, whose threads run the batches: it owns the engine

@@ -27,7 +27,7 @@ from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
@@ -153,7 +153,7 @@ class Decoder(Network):
     def vocabulary(self) -> Decoder:
         return self
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         if self.stage.is_first:
             yield self, {"embed": "embed_tokens"}
         if self.stage.is_last:

@@ -20,7 +20,7 @@ from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.weights.eagle3_weights import Eagle3Weights
 
 _NOT_DRAFTED = -1e4
@@ -88,7 +88,7 @@ class Eagle3Head:
         logits_TV = logits_TW.new_full((len(logits_TW), self.vocab_size), _NOT_DRAFTED)
         return logits_TV.index_copy_(1, self._token_ids_W, logits_TW)
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         """The parts of a step, for profiles."""
         yield self, {"fuse": "draft_fc", "store": "draft_store", "forward": "draft_forward", "logits": "draft_lm_head"}
 

@@ -17,7 +17,7 @@ from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
 from raycore.layers.feed_forward import SparseFeedForward
 from raycore.messages import StepPlan
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 
 Taps = Mapping[int, Callable[[Tensor], None]]
 """By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy, or change in place."""
@@ -127,7 +127,7 @@ class Network(ABC):
         """
 
     @abstractmethod
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         """The parts of a step, for profiles. Attention is not among them."""
 
     def around(self, attention: Attention) -> tuple[Attention, list[FollowsPlans]]:

@@ -32,7 +32,7 @@ from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import ExpertRanks
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 from raycore.step.transfers import to_device
@@ -41,7 +41,7 @@ _NEVER = 1 << 40
 """A position that no token has."""
 
 
-class Places(NamedTuple):
+class TokenPlaces(NamedTuple):
     """Where a step's tokens are in their prompts."""
 
     positions_T: Tensor
@@ -81,14 +81,14 @@ class Encoder(Network):
             own = weights.layers.pop(0)
             norms = _layer_norms(spec.encoder, own, weights.layers, weights.final_norm, operations)
             self._layers.append(EncoderLayer(layer, spec, own, norms, ranks, operations))
-        self._places: Places | None = None
+        self._places: TokenPlaces | None = None
 
     def around(self, attention: Attention) -> tuple[Attention, list[FollowsPlans]]:
         """Return attention that notes where each step's tokens are, which the embedding depends on, too."""
         placed = _PlacedAttention(attention, self)
         return placed, [placed]
 
-    def note_places(self, places: Places) -> None:
+    def note_places(self, places: TokenPlaces) -> None:
         """Remember where the tokens of the step that begins are in their prompts."""
         self._places = places
 
@@ -110,7 +110,7 @@ class Encoder(Network):
             after_layer()
         return self._layers[-1](stream, attention, rows_R).residual_TD
 
-    def _embed(self, token_ids_T: Tensor) -> Stream:
+    def _embed(self, token_ids_T: Tensor) -> ResidualStream:
         """Return the stream of the tokens' embeddings, of which their places in prompts are a part."""
         x_TD = embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
         if self._places_PD is None:
@@ -121,16 +121,16 @@ class Encoder(Network):
             if self._places.token_types_T is not None and self._type_stride:
                 rows_T = rows_T + self._places.token_types_T * self._type_stride
             residual_TD = self._places_PD.index_select(0, rows_T)
-        return Stream(*self._embedding_norm(residual_TD, x_TD))
+        return ResidualStream(*self._embedding_norm(residual_TD, x_TD))
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         yield self, {"_embed": "embed_tokens"}
         for layer in self._layers:
             yield layer.mixer, layer.mixer.parts
             yield layer, layer.PARTS
 
 
-class Stream(NamedTuple):
+class ResidualStream(NamedTuple):
     """What a layer gets and returns."""
 
     residual_TD: Tensor
@@ -168,14 +168,14 @@ class EncoderLayer:
             gate_up = operations.activated_linear(own.gate_up_FD, own.gate_up_bias, spec.gate)
         self.feed_forward = DenseFeedForward(gate_up, operations.linear(own.down_DF, own.down_bias, ranks))
 
-    def __call__(self, stream: Stream, attention: Attention, rows_R: Tensor | None = None) -> Stream:
+    def __call__(self, stream: ResidualStream, attention: Attention, rows_R: Tensor | None = None) -> ResidualStream:
         """Return the stream after the layer, or only its rows `rows_R`. May overwrite `stream`."""
         residual_TD = stream.residual_TD
         out_TO = self.mixer(stream.x_TD, attention)
         if rows_R is not None:
             residual_TD, out_TO = residual_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
         residual_TD, x_TD = self._norm_after_attention(residual_TD, self.mixer.o(out_TO))
-        return Stream(*self._norm_after_feed_forward(residual_TD, self.feed_forward.apply(x_TD)))
+        return ResidualStream(*self._norm_after_feed_forward(residual_TD, self.feed_forward.apply(x_TD)))
 
 
 def _norm(weights: NormWeights, encoder: EncoderSpec, operations: Operations, *, keeps_sum: bool = False) -> AddNorm:
@@ -225,7 +225,7 @@ class _PlacedAttention:
             begins = [self._second_texts.get(slot, _NEVER) for slot in step.slots.tolist()]
             types = step.positions >= np.repeat(np.array(begins, np.int64), step.counts)
             token_types_T = to_device(types.astype(np.int64), tensors.positions_T.device)
-        self._encoder.note_places(Places(tensors.positions_T, token_types_T))
+        self._encoder.note_places(TokenPlaces(tensors.positions_T, token_types_T))
         self._attention.begin(step, tensors)
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from raycore.engine.expert_group import ExpertGroup
 from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.part import EngineHooks, Prepared
 from raycore.engine.parts import make_parts, make_shared
-from raycore.engine.progress import Progress
+from raycore.engine.progress import LoopProgress
 from raycore.engine.rank_memory import RankMemory
 from raycore.engine.rank_weights import RankWeights
 from raycore.engine.scheduling import make_scheduler
@@ -111,7 +111,7 @@ class EngineCore:
         self._weights = RankWeights(executor, self.scheduler, identity)
         self._memory = RankMemory(executor, self.scheduler, self._hooks, self.cache, config.executor.init_timeout_s)
         self._group = ExpertGroup(executor, self.scheduler, self._memory, is_new=is_new)
-        self._progress = Progress(executor.workers_answer)
+        self._progress = LoopProgress(executor.workers_answer)
         self.profile = EngineProfile(name, executor)
         self.profile.add(self, step="step", lockstep_step="step")
         self.profile.add(self.scheduler, schedule="schedule", update="update")

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from raycore.system import time
 
 
-class Progress:
+class LoopProgress:
     """What the loop of a rank is doing, and since when. Only the loop enters `step()` and `long_work()`."""
 
     def __init__(self, workers_answer: Callable[[], bool]) -> None:

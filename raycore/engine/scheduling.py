@@ -11,7 +11,7 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.executor.base import Executor
 from raycore.scheduler.adapter_limit import AdapterLimit
-from raycore.scheduler.drafting import Drafting
+from raycore.scheduler.drafting import DraftPlanning
 from raycore.scheduler.encoder_inputs import EncoderInputs
 from raycore.scheduler.part import SchedulerPart
 from raycore.scheduler.prefix_states import PrefixStates
@@ -76,7 +76,7 @@ def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
     if has_prefixes and config.state_rows is not None:
         yield PrefixStates(config.state_rows)
     if shared.speculation is not None:
-        yield Drafting(shared.speculation)
+        yield DraftPlanning(shared.speculation)
     if config.encoder_limits is not None:
         yield EncoderInputs(config.encoder_limits)
     if config.lora.enable_lora:

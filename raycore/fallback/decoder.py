@@ -31,7 +31,7 @@ from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.experts import ExpertRanks
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 
@@ -133,7 +133,7 @@ class TransformersDecoder(Network):
     def logits(self, hidden_RD: Tensor) -> Tensor:
         return self._head(input_ids=None, inputs_embeds=hidden_RD[None], use_cache=False, return_dict=True).logits[0]
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         yield self, {"_hidden": "network", "_head": "lm_head"}
 
     def embed(self, token_ids_T: Tensor) -> Tensor:

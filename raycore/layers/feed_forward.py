@@ -16,7 +16,7 @@ from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
 from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.moe_weights import ExpertWeights, MoeWeights, SharedWeights
+from raycore.weights.moe_weights import ExpertWeights, MoeWeights, SharedExpertWeights
 
 
 class FeedForward(Protocol):
@@ -56,7 +56,7 @@ class SharedFeedForward:
     """The shared experts of a sparse layer: a dense network, whose result may be multiplied by that of a gate."""
 
     def __init__(
-        self, weights: SharedWeights, ranks: TensorParallel | None, operations: Operations, gate: Gate
+        self, weights: SharedExpertWeights, ranks: TensorParallel | None, operations: Operations, gate: Gate
     ) -> None:
         """`ranks`: those that split the network. None: this one has all of it."""
         down = operations.linear(weights.down_DF, None, ranks)
@@ -70,14 +70,14 @@ class SharedFeedForward:
             return self._network.add_to(out_TD, x_TD)
         return out_TD.add_(self._network.apply(x_TD) * self._sigmoid(self._gate(x_TD)))
 
-    def weights(self) -> SharedWeights:
+    def weights(self) -> SharedExpertWeights:
         """Return the weights that it was made of. They may be copies."""
         gate_up_FD, down_DF = self._network.gate_up.weight, self._network.down.weight
         gate_1D = None if self._gate is None else self._gate.weight
         assert isinstance(gate_up_FD, Tensor), "models with experts aren't quantized"
         assert isinstance(down_DF, Tensor), "models with experts aren't quantized"
         assert gate_1D is None or isinstance(gate_1D, Tensor), "models with experts aren't quantized"
-        return SharedWeights(gate_up_FD, down_DF, gate_1D)
+        return SharedExpertWeights(gate_up_FD, down_DF, gate_1D)
 
 
 class SparseFeedForward:

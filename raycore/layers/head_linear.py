@@ -14,7 +14,7 @@ from torch import Tensor
 from raycore.layers.linear import Linear
 
 
-class HeadLinear(Protocol):
+class PerHeadLinear(Protocol):
     """`out[:, n] = x[:, n] @ weight[n].T` for a weight [N, O, I]."""
 
     @property

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raycore.kernels.gates import has_kernels, native_gate_arguments
-from raycore.layers.head_linear import HeadLinear
+from raycore.layers.head_linear import PerHeadLinear
 from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear, LinearOfParts
 from raycore.layers.linear import Linear, can_pack
 from raycore.layers.operations import AddNorm, GatedLinear, Norm, TorchOperations
@@ -68,7 +68,7 @@ class NativeOperations(TorchOperations):
             return super().gated_linear(gate_up_OI, bias_O, gate=gate)
         return _GatedPanelLinear(gate_up_OI, bias_O, gate, shortens=self._shortens)
 
-    def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
+    def head_linear(self, weight_NOI: Tensor) -> PerHeadLinear:
         can_pack_pairs = weight_NOI.dtype != torch.bfloat16 or weight_NOI.shape[2] % 2 == 0
         return (
             _PanelHeadLinear(weight_NOI, shortens=self._shortens_heads)

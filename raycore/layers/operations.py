@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raycore.layers.fp8_linear import Fp8Linear
 from raycore.layers.gate import activate, gate_and_mul
-from raycore.layers.head_linear import EachHeadLinear, HeadLinear, TorchHeadLinear
+from raycore.layers.head_linear import EachHeadLinear, PerHeadLinear, TorchHeadLinear
 from raycore.layers.linear import (
     AroundLinear,
     Linear,
@@ -95,7 +95,7 @@ class Operations(Protocol):
         """Return a linear layer whose inputs are divided into `count` parts."""
         ...
 
-    def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
+    def head_linear(self, weight_NOI: Tensor) -> PerHeadLinear:
         """Return a linear layer for each head of a token."""
         ...
 
@@ -233,7 +233,7 @@ class TorchOperations:
         weights = [part.contiguous() for part in weight_OI.chunk(count, dim=1)]
         return LinearParts([self._linear_of_one_rank(*part) for part in zip(weights, biases, strict=True)])
 
-    def head_linear(self, weight_NOI: Tensor) -> HeadLinear:
+    def head_linear(self, weight_NOI: Tensor) -> PerHeadLinear:
         if self._batch_invariant:
             return EachHeadLinear([self.linear(weight_OI) for weight_OI in weight_NOI])
         return TorchHeadLinear(weight_NOI.to(self.device))

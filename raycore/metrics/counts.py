@@ -42,7 +42,7 @@ def token_bounds(max_model_len: int) -> tuple[float, ...]:
     return tuple(bounds)
 
 
-class Histogram(msgspec.Struct):
+class BucketCounts(msgspec.Struct):
     """Counts of values by bucket."""
 
     bounds: tuple[float, ...]
@@ -64,23 +64,23 @@ class Histogram(msgspec.Struct):
         """Number of values in all buckets."""
         return sum(self.counts)
 
-    def __add__(self, other: Histogram) -> Histogram:
+    def __add__(self, other: BucketCounts) -> BucketCounts:
         """The sum of two histograms with the same buckets."""
-        return Histogram.total([self, other])
+        return BucketCounts.total([self, other])
 
     @staticmethod
-    def total(parts: Sequence[Histogram]) -> Histogram:
+    def total(parts: Sequence[BucketCounts]) -> BucketCounts:
         """The sum of one or more histograms with the same buckets."""
         columns = zip(*(each.counts for each in parts), strict=True)
-        return Histogram(parts[0].bounds, [sum(column) for column in columns], sum(each.sum for each in parts))
+        return BucketCounts(parts[0].bounds, [sum(column) for column in columns], sum(each.sum for each in parts))
 
-    def copy(self) -> Histogram:
+    def copy(self) -> BucketCounts:
         """An independent copy."""
-        return Histogram(self.bounds, self.counts.copy(), self.sum)
+        return BucketCounts(self.bounds, self.counts.copy(), self.sum)
 
 
-def _histogram(bounds: tuple[float, ...]) -> Callable[[], Histogram]:
-    return lambda: Histogram(bounds)
+def _histogram(bounds: tuple[float, ...]) -> Callable[[], BucketCounts]:
+    return lambda: BucketCounts(bounds)
 
 
 class RankCounts(msgspec.Struct, kw_only=True):
@@ -119,35 +119,35 @@ class RankCounts(msgspec.Struct, kw_only=True):
     """Number of drafted tokens that were right, by their position in the draft."""
     num_finished: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
     """Finished requests, by finish reason."""
-    first_token_s: Histogram = msgspec.field(default_factory=_histogram(FIRST_TOKEN_SECONDS))
+    first_token_s: BucketCounts = msgspec.field(default_factory=_histogram(FIRST_TOKEN_SECONDS))
     """Time from a request's arrival at the client to its first token."""
-    between_tokens_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
+    between_tokens_s: BucketCounts = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
     """Time between consecutive tokens of a request, as the rank generates them. Tokens of one step count as one. The
     time for which the rank holds tokens back, to send more at once, doesn't count."""
-    per_output_token_s: Histogram = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
+    per_output_token_s: BucketCounts = msgspec.field(default_factory=_histogram(TOKEN_SECONDS))
     """A request's mean time per token after the first."""
-    request_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
-    queue_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    request_s: BucketCounts = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    queue_s: BucketCounts = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
     """Time from a request's arrival in the engine to its first step."""
-    prefill_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    prefill_s: BucketCounts = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
     """Time from a request's first step to its first token."""
-    decode_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    decode_s: BucketCounts = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
     """Time from a request's first token to its last."""
-    inference_s: Histogram = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
+    inference_s: BucketCounts = msgspec.field(default_factory=_histogram(REQUEST_SECONDS))
     """Time from a request's first step to its last token."""
-    step_tokens: Histogram = msgspec.field(default_factory=_histogram(STEP_TOKENS))
+    step_tokens: BucketCounts = msgspec.field(default_factory=_histogram(STEP_TOKENS))
     """Tokens of a step: those that the step generated, and the prompt tokens of requests whose first token is among
     these. Only this client's requests count."""
-    prompt_tokens: Histogram
-    computed_prompt_tokens: Histogram
+    prompt_tokens: BucketCounts
+    computed_prompt_tokens: BucketCounts
     """A request's prompt tokens that the prefix cache didn't hold."""
-    output_tokens: Histogram
-    longest_output_tokens: Histogram
+    output_tokens: BucketCounts
+    longest_output_tokens: BucketCounts
     """Output tokens of the longest of a request's `n` sequences."""
-    max_tokens: Histogram
+    max_tokens: BucketCounts
     """The `max_tokens` of requests that set it."""
-    n: Histogram = msgspec.field(default_factory=_histogram(SEQUENCES))
-    preemptions: Histogram = msgspec.field(default_factory=_histogram(PREEMPTIONS))
+    n: BucketCounts = msgspec.field(default_factory=_histogram(SEQUENCES))
+    preemptions: BucketCounts = msgspec.field(default_factory=_histogram(PREEMPTIONS))
     """How often a request was preempted."""
 
     @property
@@ -165,11 +165,11 @@ class RankCounts(msgspec.Struct, kw_only=True):
         """Counts that are all zero."""
         bounds = token_bounds(max_model_len)
         return RankCounts(
-            prompt_tokens=Histogram(bounds),
-            computed_prompt_tokens=Histogram(bounds),
-            output_tokens=Histogram(bounds),
-            longest_output_tokens=Histogram(bounds),
-            max_tokens=Histogram(bounds),
+            prompt_tokens=BucketCounts(bounds),
+            computed_prompt_tokens=BucketCounts(bounds),
+            output_tokens=BucketCounts(bounds),
+            longest_output_tokens=BucketCounts(bounds),
+            max_tokens=BucketCounts(bounds),
         )
 
     def copy(self) -> RankCounts:
@@ -208,8 +208,8 @@ def _sum_of(counts: list[RankCounts]) -> RankCounts:
 
 
 def _sum(values: list[Any]) -> Any:
-    if isinstance(values[0], Histogram):
-        return Histogram.total(values)
+    if isinstance(values[0], BucketCounts):
+        return BucketCounts.total(values)
     if isinstance(values[0], dict):
         keys = cast("dict[str, int]", values[0])
         return {key: sum(each[key] for each in values) for key in keys}

@@ -20,7 +20,7 @@ from raycore.metrics.catalog import (
     RESTARTS,
     WITHOUT_RANK,
 )
-from raycore.metrics.counts import Histogram, RankCounts
+from raycore.metrics.counts import BucketCounts, RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.system import time
 
@@ -91,7 +91,7 @@ class EngineCollector(Collector):
         for name, text, field in HISTOGRAMS:
             family = HistogramMetricFamily(name, text, labels=LABELS)
             for dp_rank, counts in ranks.items():
-                histogram: Histogram = getattr(counts, field)
+                histogram: BucketCounts = getattr(counts, field)
                 family.add_metric(self._labels(dp_rank), cumulative(histogram), histogram.sum)
             yield family
 
@@ -99,7 +99,7 @@ class EngineCollector(Collector):
         return [self._model_name, str(dp_rank)]
 
 
-def cumulative(histogram: Histogram) -> list[tuple[str, float]]:
+def cumulative(histogram: BucketCounts) -> list[tuple[str, float]]:
     """Each bucket's upper bound, as text, and the number of values up to it, as Prometheus expects."""
     bounds = [str(bound) for bound in histogram.bounds]
     return list(zip([*bounds, "+Inf"], accumulate(histogram.counts), strict=True))

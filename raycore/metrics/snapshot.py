@@ -98,7 +98,7 @@ def _counters(view: MetricsView, model: str) -> Iterator[Metric]:
 def _histograms(view: MetricsView, model: str) -> Iterator[Metric]:
     for dp_rank, counts in view.counts.items():
         for name, _, field in HISTOGRAMS:
-            found: rank_counts.Histogram = getattr(counts, field)
+            found: rank_counts.BucketCounts = getattr(counts, field)
             bounds = [*map(str, found.bounds), "+Inf"]
             buckets = dict(zip(bounds, accumulate(found.counts), strict=True))
             yield Histogram(name, _labels(model, dp_rank), found.count, found.sum, buckets)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from raycore.json_fields import JsonFields
 from raycore.models.deepseek_v3 import latent_config, latent_parts
 from raycore.models.family import DEFAULTS, Family
-from raycore.models.moe import Router, check_groups, sparse_after
+from raycore.models.moe import ExpertChoice, check_groups, sparse_after
 from raycore.models.spec import Parts
 
 _DEFAULTS = {
@@ -25,7 +25,7 @@ _DEFAULTS = {
 }
 
 
-def _router(config: JsonFields) -> Router:
+def _router(config: JsonFields) -> ExpertChoice:
     if config.get("scoring_func") not in (None, "softmax"):
         raise config.error("scoring_func", "softmax")
     if config.get("norm_topk_prob"):
@@ -35,7 +35,7 @@ def _router(config: JsonFields) -> Router:
         num_groups, num_chosen_groups = check_groups(config)
     elif config.get("topk_method") != "greedy":
         raise config.error("topk_method", "greedy or group_limited_greedy")
-    return Router(
+    return ExpertChoice(
         num_groups=num_groups,
         num_chosen_groups=num_chosen_groups,
         num_compared=1,

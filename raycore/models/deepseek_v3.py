@@ -8,8 +8,8 @@ from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.mixers.latent import latent_heads, latent_scale
 from raycore.models.moe import (
+    ExpertChoice,
     MoeSpec,
-    Router,
     SharedExperts,
     grouped_sigmoid_router,
     num_chosen,
@@ -53,7 +53,7 @@ def latent_config(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "head_dim": config.get("qk_rope_head_dim", 64), "num_key_value_heads": 1}
 
 
-def latent_parts(config: JsonFields, router: Router, *, is_adjacent: bool, sparse: list[bool]) -> Parts:
+def latent_parts(config: JsonFields, router: ExpertChoice, *, is_adjacent: bool, sparse: list[bool]) -> Parts:
     """Return the parts of a model with latent attention and experts.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts, windows_by_type
-from raycore.models.moe import ExpertNames, MoeSpec, Router, num_chosen, num_experts
+from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts
 from raycore.models.spec import ClampedSwiglu, Parts
 
 _DEFAULTS = {
@@ -43,7 +43,7 @@ def _parts(config: JsonFields) -> Parts:
         num_chosen(config),
         config.int_("intermediate_size"),
         [True] * config.int_("num_hidden_layers"),
-        Router("softmax_of_chosen", has_bias=True),
+        ExpertChoice("softmax_of_chosen", has_bias=True),
         has_bias=True,
         names=ExpertNames(router="router"),
         is_interleaved=True,

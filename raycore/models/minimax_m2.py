@@ -6,7 +6,7 @@ import msgspec
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
-from raycore.models.moe import ExpertNames, MoeSpec, Router, num_chosen, num_experts
+from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts
 from raycore.models.rotation import Rotation, parse_rotation
 from raycore.models.spec import Parts
 
@@ -28,7 +28,7 @@ _DEFAULTS = {
     "eos_token_id": 200020,
 }
 _NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias")
-_ROUTER = Router("sigmoid", is_normalized=True, has_correction=True, in_float32=True)
+_ROUTER = ExpertChoice("sigmoid", is_normalized=True, has_correction=True, in_float32=True)
 
 
 def _rotation(config: JsonFields) -> Rotation:

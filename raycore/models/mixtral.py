@@ -5,7 +5,7 @@ from __future__ import annotations
 from raycore.json_fields import JsonFields
 from raycore.models.family import Family, plain_parts, same_window
 from raycore.models.mistral import MISTRAL_DEFAULTS
-from raycore.models.moe import ExpertNames, MoeSpec, Router, num_chosen, num_experts, sparse_layers
+from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts, sparse_layers
 from raycore.models.spec import Parts
 
 _DEFAULTS = {
@@ -24,7 +24,7 @@ def _parts(config: JsonFields) -> Parts:
         num_chosen(config),
         config.int_("intermediate_size"),
         sparse_layers(config),
-        Router(is_normalized=True),
+        ExpertChoice(is_normalized=True),
         names=ExpertNames("block_sparse_moe", "w1", "w3", "w2"),
         size_key="intermediate_size",
     )

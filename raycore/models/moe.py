@@ -5,10 +5,10 @@ from __future__ import annotations
 __all__ = [
     "MXFP4_NUMBERS",
     "MXFP4_SCALES",
+    "ExpertChoice",
     "ExpertNames",
     "ExpertShare",
     "MoeSpec",
-    "Router",
     "SharedExperts",
     "check_groups",
     "grouped_sigmoid_router",
@@ -55,7 +55,7 @@ class ExpertShare(NamedTuple):
     """Which intermediate rows of each of these experts the rank holds."""
 
 
-class Router(msgspec.Struct, frozen=True):
+class ExpertChoice(msgspec.Struct, frozen=True):
     """How a token's experts are chosen and weighted, from its router logits, one for each expert."""
 
     scores: Literal["softmax", "softmax_of_chosen", "sigmoid"] = "softmax"
@@ -108,7 +108,7 @@ class MoeSpec(msgspec.Struct, frozen=True):
     """Intermediate size of one expert."""
     sparse_layers: list[bool]
     """For each layer, whether it has experts. Layers without experts are dense."""
-    router: Router = Router()
+    router: ExpertChoice = ExpertChoice()
     shared: SharedExperts | None = None
     """None: there are none."""
     names: ExpertNames = ExpertNames()
@@ -170,10 +170,10 @@ def num_chosen(config: JsonFields) -> int:
     return chosen
 
 
-def grouped_sigmoid_router(config: JsonFields) -> Router:
+def grouped_sigmoid_router(config: JsonFields) -> ExpertChoice:
     """Return the router that DeepSeek-V3 has introduced, with the numbers of groups in config.json."""
     num_groups, num_chosen_groups = check_groups(config)
-    return Router(
+    return ExpertChoice(
         "sigmoid",
         is_normalized=config.bool_("norm_topk_prob"),
         has_correction=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts, windows_by_type
-from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts, num_chosen, num_experts, sparse_layers
+from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, SharedExperts, num_chosen, num_experts, sparse_layers
 from raycore.models.spec import Parts
 
 _DEFAULTS = {
@@ -46,7 +46,7 @@ def _parts(config: JsonFields) -> Parts:
         num_chosen(config),
         config.int_("moe_intermediate_size"),
         sparse,
-        Router(is_normalized=config.bool_("norm_topk_prob")),
+        ExpertChoice(is_normalized=config.bool_("norm_topk_prob")),
         SharedExperts(config.int_("shared_expert_intermediate_size"), has_gate=True),
         ExpertNames(shared="shared_expert"),
     )

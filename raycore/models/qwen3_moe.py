@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import Family, plain_parts, same_window
-from raycore.models.moe import MoeSpec, Router, num_chosen, num_experts, sparse_layers
+from raycore.models.moe import ExpertChoice, MoeSpec, num_chosen, num_experts, sparse_layers
 from raycore.models.qwen2 import QWEN2_DEFAULTS
 from raycore.models.spec import Parts
 
@@ -28,7 +28,7 @@ def _parts(config: JsonFields) -> Parts:
         num_chosen(config),
         config.int_("moe_intermediate_size"),
         sparse,
-        Router(is_normalized=config.bool_("norm_topk_prob")),
+        ExpertChoice(is_normalized=config.bool_("norm_topk_prob")),
     )
     return plain_parts(
         config,

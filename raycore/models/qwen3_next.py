@@ -11,7 +11,7 @@ from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.state import state_layers
-from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts, num_chosen, num_experts, sparse_layers
+from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, SharedExperts, num_chosen, num_experts, sparse_layers
 from raycore.models.spec import Parts
 
 _DEFAULTS = {
@@ -89,7 +89,7 @@ def _experts(config: JsonFields, sparse: list[bool], *, is_normalized: bool) -> 
         num_chosen(config),
         config.int_("moe_intermediate_size"),
         sparse,
-        Router(is_normalized=is_normalized),
+        ExpertChoice(is_normalized=is_normalized),
         SharedExperts(config.int_("shared_expert_intermediate_size"), has_gate=True),
         ExpertNames(shared="shared_expert"),
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from raycore.errors import InvalidRequest
 from raycore.messages import FeatureData
 from raycore.models.vision import VisionSpec
-from raycore.multimodal.processor import Part, Processed
+from raycore.multimodal.processor import ImagePart, Processed
 from raycore.multimodal.sources import decode_base64
 
 _MAX_VALUES = 1 << 28
@@ -111,4 +111,4 @@ def _processed(rows: NDArray[np.float32], grid: tuple[int, int, int], vision: Vi
         raise InvalidRequest("embeddings have values that aren't finite")
     data = rows.tobytes()
     identifier = blake2b(data + repr(grid).encode(), digest_size=20, person=b"image_embeds").hexdigest()
-    return Processed([Part(identifier, grid, len(rows), FeatureData(data, list(rows.shape), is_embedding=True))])
+    return Processed([ImagePart(identifier, grid, len(rows), FeatureData(data, list(rows.shape), is_embedding=True))])

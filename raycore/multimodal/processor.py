@@ -46,7 +46,7 @@ _KNOWN_KWARGS = frozenset(
 )
 
 
-class Part(NamedTuple):
+class ImagePart(NamedTuple):
     """One feature of an image: the image, or a crop of it."""
 
     identifier: str
@@ -58,7 +58,7 @@ class Part(NamedTuple):
 class Processed(NamedTuple):
     """An image as a model gets it."""
 
-    parts: list[Part]
+    parts: list[ImagePart]
 
     @property
     def num_bytes(self) -> int:
@@ -174,14 +174,14 @@ class ImageProcessor:
         frames, rows, columns = (int(each) for each in values["image_grid_thw"][0])
         return Processed([self._part(pixels, (frames, rows, columns), key)])
 
-    def _part(self, pixels: Any, grid: tuple[int, int, int], key: str) -> Part:
+    def _part(self, pixels: Any, grid: tuple[int, int, int], key: str) -> ImagePart:
         values = np.ascontiguousarray(pixels, np.float32)
         reason = self._vision.check_grid(grid)
         if reason is not None or values.shape != self._vision.input_shape(grid):
             raise InvalidRequest(f"the model can't take {values.shape} values in a grid of {grid}: {reason or ''}")
         data = FeatureData(values.tobytes(), list(values.shape))
         # one name never stands for different grids
-        return Part(f"{key}-{'x'.join(map(str, grid))}", grid, self._vision.num_tokens(grid), data)
+        return ImagePart(f"{key}-{'x'.join(map(str, grid))}", grid, self._vision.num_tokens(grid), data)
 
     def _stamp(self, kwargs: Mapping[str, Any], what: object) -> bytes:
         self.load()

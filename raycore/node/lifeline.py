@@ -65,7 +65,7 @@ def lock() -> None:
     is_locked.wait()
 
 
-class Watch:
+class LifelineWatch:
     """Waits, in a thread of its own, for the end of another process, which must have a lifeline."""
 
     def __init__(self, memory: mmap.mmap, on_end: Callable[[], None]) -> None:
@@ -75,10 +75,10 @@ class Watch:
         threading.Thread(target=self._wait, name="raycore-lifeline-watch", daemon=True).start()
 
     @staticmethod
-    def start(pid: int, on_end: Callable[[], None]) -> Watch | None:
+    def start(pid: int, on_end: Callable[[], None]) -> LifelineWatch | None:
         """Call `on_end` when process `pid` ends. Returns None if this process can't open the lifeline of `pid`."""
         memory = _find(pid)
-        return Watch(memory, on_end) if memory is not None else None
+        return LifelineWatch(memory, on_end) if memory is not None else None
 
     def close(self) -> None:
         """Stop watching: `on_end` is no longer called. Doesn't wait for the thread, which ends within a second."""

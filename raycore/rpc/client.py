@@ -51,7 +51,7 @@ def _decode_steps(replies: list[bytes]) -> list[StepResult | None]:
     return [None if reply == NOT_WANTED else decode_result(reply) for reply in replies]
 
 
-class Call(Generic[T]):
+class SentCall(Generic[T]):
     """A call or step that was sent to the workers, and its replies so far. Implements `PendingCall`."""
 
     __slots__ = (
@@ -129,7 +129,7 @@ class RpcClient:
         self._transport = transport
         self._failure = failure
         self._turn = threading.Lock()
-        self._calls: dict[int, Call[Any]] = {}
+        self._calls: dict[int, SentCall[Any]] = {}
         self._last_number = 0
 
     def call(
@@ -139,7 +139,7 @@ class RpcClient:
         reply_rank: int | None,
         aggregate: Callable[[list[Any]], Any] | None,
         timeout_s: float,
-    ) -> Call[Any]:
+    ) -> SentCall[Any]:
         """Start a call on every worker, and return it without waiting. `payload` comes from `encode_call()`.
 
         The result of the call is what worker `reply_rank` returns. If that is None, the result is the list of what all
@@ -158,7 +158,7 @@ class RpcClient:
         plan: StepPlan,
         timeout_s: float,
         aggregate: Callable[[list[StepResult | None]], StepResult] | None = None,
-    ) -> Call[StepResult]:
+    ) -> SentCall[StepResult]:
         """Start a step on every worker, and return the call without waiting for replies.
 
         With `aggregate`, all workers reply, and the call's result is what `aggregate` makes of their results, in rank
@@ -173,7 +173,7 @@ class RpcClient:
         """Ask the workers to stop. They do not reply."""
         self._send(STOP, "stop", b"", 0, _decode_values, timeout_s)
 
-    def pump(self, call: Call[Any], deadline_s: float) -> None:
+    def pump(self, call: SentCall[Any], deadline_s: float) -> None:
         """Read replies and store them with their calls, until `call` is complete or `deadline_s` has passed.
 
         `deadline_s` is a time of `time.monotonic()`.
@@ -194,7 +194,7 @@ class RpcClient:
             if ended is not None and ended.callbacks and ended.is_complete:
                 ended.run_callbacks()
 
-    def give_up(self, call: Call[Any]) -> None:
+    def give_up(self, call: SentCall[Any]) -> None:
         """Complete a call with an RpcTimeout as its error. Replies that arrive later are discarded."""
         self._calls.pop(call.number, None)
         late = [str(rank) for rank, reply in enumerate(call.replies) if not reply]
@@ -212,14 +212,14 @@ class RpcClient:
         num_replies: int,
         decode: Callable[[list[bytes]], T],
         timeout_s: float,
-    ) -> Call[T]:
+    ) -> SentCall[T]:
         deadline_s = time.monotonic() + timeout_s
         if not self._take_turn(deadline_s):
             raise RpcTimeout(f"{what} timed out after {timeout_s:g} s: another thread's call kept the workers busy")
         try:
             self._last_number = number = self._last_number + 1
             self._transport.send(HEADER.pack(kind, number) + payload, deadline_s)
-            call = Call(self, number, what, num_replies, decode)  # after sending, so that the workers start sooner
+            call = SentCall(self, number, what, num_replies, decode)  # after sending, so that the workers start sooner
             call.deadline_s = deadline_s
             if num_replies:
                 self._calls[number] = call
@@ -236,7 +236,7 @@ class RpcClient:
             return True
         return self._turn.acquire(timeout=min(max(0.0, deadline_s - time.monotonic()), threading.TIMEOUT_MAX))
 
-    def _receive(self, call: Call[Any], deadline_s: float) -> tuple[int, bytes] | None:
+    def _receive(self, call: SentCall[Any], deadline_s: float) -> tuple[int, bytes] | None:
         try:
             return self._transport.receive(deadline_s)
         except TransportClosed as closed:
@@ -244,7 +244,7 @@ class RpcClient:
             call.error.__cause__ = call.error.__cause__ or closed
             return None
 
-    def _hand_out(self, rank: int, message: bytes) -> Call[Any] | None:
+    def _hand_out(self, rank: int, message: bytes) -> SentCall[Any] | None:
         """Store a reply with its call, and return the call; None if nobody waits for it any more."""
         kind, number = HEADER.unpack_from(message)
         call = self._calls.get(number)

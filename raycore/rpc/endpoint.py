@@ -10,7 +10,7 @@ class TransportClosed(Exception):  # no Error suffix: every transport ends this 
     """The other end of the transport is gone or has closed it, or this end was closed. The reason is not included."""
 
 
-class Endpoint(Protocol):
+class WorkerEndpoint(Protocol):
     """A worker's end of a transport, which carries messages between the worker and its engine."""
 
     def finish_joining(self) -> None:
@@ -37,7 +37,7 @@ class Endpoint(Protocol):
 class Invitation(Protocol):
     """What an engine sends to a worker so that the worker can join the engine's transport. Can be pickled."""
 
-    def join(self) -> tuple[Endpoint | None, Any]:
+    def join(self) -> tuple[WorkerEndpoint | None, Any]:
         """Join the transport. Called in the worker's process. Returns the endpoint, and the answer for
         `Transport.accept()`.
 

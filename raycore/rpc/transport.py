@@ -1,6 +1,6 @@
 """The interface of a transport, which carries bytes between an engine and its workers.
 
-A `Transport` is the engine's end, and an `Endpoint` (`rpc/endpoint.py`) is one worker's end. A request goes to all
+A `Transport` is the engine's end, and a `WorkerEndpoint` (`rpc/endpoint.py`) is one worker's end. A request goes to all
 workers; a reply goes from one worker to the engine. Requests and replies are plain `bytes`, and arrive in the order in
 which their sender sent them. Their format is in `rpc/wire.py`. The implementations are in `rpc/channel.py` and
 `rpc/actor_call.py`.
@@ -22,22 +22,22 @@ class ServingActor(Protocol):
     """The methods of a worker's actor that a transport calls. See `WorkerActor`."""
 
     @property
-    def serve(self) -> ray_api.Endpoint[[], None]:
+    def serve(self) -> ray_api.ActorMethod[[], None]:
         """Handle requests from the channel, until the engine asks the worker to stop or the channel is closed."""
         ...
 
     @property
-    def call(self) -> ray_api.Endpoint[[bytes], bytes | None]:
+    def call(self) -> ray_api.ActorMethod[[bytes], bytes | None]:
         """Handle one request, and return its reply or None. Used by the transport that has no channels."""
         ...
 
     @property
-    def wait_until_stopped(self) -> ray_api.Endpoint[[], None]:
+    def wait_until_stopped(self) -> ray_api.ActorMethod[[], None]:
         """Block until the worker has stopped."""
         ...
 
     @property
-    def close(self) -> ray_api.Endpoint[[], None]:
+    def close(self) -> ray_api.ActorMethod[[], None]:
         """Make `serve()` or `wait_until_stopped()` return."""
         ...
 

@@ -11,7 +11,7 @@ from abc import abstractmethod
 from torch import Tensor
 
 from raycore.parallel.links import Link
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.runner.launched_step import LaunchedStep
 from raycore.runner.part import RunnerPart
 from raycore.step.batch import StepInputs
@@ -47,5 +47,5 @@ class NextStage(Head):
     def take(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
         self._link.send(hidden)
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         yield self._link, {"send": "send"}

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from raycore.decoder.network import NO_TAPS, FollowsPlans, Taps
 from raycore.messages import StepPlan, StepResult
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.device_batch import StepTensors
 
@@ -49,7 +49,7 @@ class RunnerPart:
     def finish(self) -> None:
         """Take what others have sent, after the last step. Raises OSError if they are stuck or gone."""
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         """Return the parts of a step, for profiles."""
         return ()
 
@@ -65,7 +65,7 @@ class StepExtra(Protocol):
         ...
 
 
-class Following(RunnerPart):
+class PlanFollower(RunnerPart):
     """A part that is also another object: layers that keep states, or an encoder's token types."""
 
     def __init__(self, follower: FollowsPlans) -> None:

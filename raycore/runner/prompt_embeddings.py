@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raycore.messages import EncoderPlan
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.step.feature_values import values_of
 from raycore.step.features import FeatureRows
 
@@ -56,6 +56,6 @@ class PromptEmbeddings:
         """Nothing is added later."""
         return {}
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         """Nothing takes long enough to be a part of profiles."""
         yield from ()

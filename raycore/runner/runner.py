@@ -18,7 +18,7 @@ from raycore.decoder.network import NO_TAPS, Network
 from raycore.hooks import overridden
 from raycore.messages import StepPlan, StepResult
 from raycore.parallel.experts import ExpertParallel
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ONE_THREAD, ComputeThreads
 from raycore.runner.drafting.drafter import NO_DRAFTS, Drafting
 from raycore.runner.execution import BY_OPERATION, StepExecution
@@ -82,7 +82,7 @@ class ModelRunner:
         self._received = overridden(parts, RunnerPart.received)
         self._count_tokens: Callable[[StepInputs], int] = lockstep[0].count if lockstep else self._rows.count
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         """The parts of a step, for profiles."""
         yield self, {"_update_requests": "update_requests", "_compute": "forward", "_attention": "attention"}
         yield self._batch, {"apply": "apply_plan", "advance": "prepare_inputs"}

@@ -14,7 +14,7 @@ from torch import Tensor
 from raycore.decoder.network import Network
 from raycore.messages import StepPlan, StepResult
 from raycore.parallel.links import Link
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.runner.heads import Head
 from raycore.runner.launched_step import LaunchedStep
 from raycore.runner.returned_states import ReturnedStates
@@ -106,7 +106,7 @@ class SamplingHead(Head):
         if len(step.sampled):
             self._sample(step, tensors, logits_RV, launched)
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         yield self, {"_sample": "sample"}
 
     def _start_prompt_logprobs(self, step: StepInputs, hidden_TD: Tensor, launched: LaunchedStep) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from raycore.decoder.network import NO_TAPS, Network, Taps
 from raycore.messages import StepPlan, StepResult
 from raycore.parallel.links import Link
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.part import RunnerPart
 from raycore.runner.rows import ALL_ROWS, StepRows
@@ -69,7 +69,7 @@ class TokensWithImages(Source):
             return token_ids_T
         return self.images.merged(self._network.vocabulary.embed(token_ids_T), step.features.rows)
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         return self.images.parts()
 
 
@@ -94,5 +94,5 @@ class StageBefore(Source):
     def read(self, step: StepInputs, tensors: StepTensors) -> Tensor:
         return self._received.pop()
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         yield self, {"_receive": "receive"}

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from raycore.messages import EncoderPlan
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.step.features import FeatureRows
 
 
@@ -39,6 +39,6 @@ class StepImages(Protocol):
         """Return what adds further embeddings to the inputs of some layers of the model, in place, by layer."""
         ...
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         """Return the parts of a step, for profiles."""
         ...

@@ -7,7 +7,7 @@ from raycore.layers.lora import AdapterRows
 from raycore.messages import StepPlan, StepResult
 from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.returned_tokens import TokenReceiver
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.heads import Head
 from raycore.runner.part import RunnerPart
@@ -45,7 +45,7 @@ class ReturnedTokens(RunnerPart):
     def finish(self) -> None:
         self._receiver.finish()
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         yield self._receiver, {"take_for": "receive_tokens"}
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from raycore.step.batch import Ints, StepInputs
 
 
-class NewTokens(NamedTuple):
+class VerifiedTokens(NamedTuple):
     """What a step's requests get. R rows were sampled, and n slots were computed."""
 
     rows: Ints
@@ -24,7 +24,7 @@ class NewTokens(NamedTuple):
     """[n]: number of each slot's new tokens."""
 
 
-def verify(step: StepInputs, sampled_ids: NDArray[np.generic]) -> NewTokens:
+def verify(step: StepInputs, sampled_ids: NDArray[np.generic]) -> VerifiedTokens:
     """Return the rows that are kept: of each slot, those up to the first one whose token isn't its draft.
 
     Args:
@@ -32,9 +32,9 @@ def verify(step: StepInputs, sampled_ids: NDArray[np.generic]) -> NewTokens:
     """
     num_slots = len(step.slots)
     if step.draft_ids is None:
-        return NewTokens(np.arange(len(step.sampled)), np.bincount(step.sampled, minlength=num_slots))
+        return VerifiedTokens(np.arange(len(step.sampled)), np.bincount(step.sampled, minlength=num_slots))
     is_wrong = sampled_ids != step.draft_ids
     num_wrong_before = np.cumsum(is_wrong) - is_wrong
     first_rows = np.searchsorted(step.sampled, step.sampled)
     rows = np.flatnonzero(num_wrong_before == num_wrong_before[first_rows])
-    return NewTokens(rows, np.bincount(step.sampled[rows], minlength=num_slots))
+    return VerifiedTokens(rows, np.bincount(step.sampled[rows], minlength=num_slots))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from raycore.sampling.processor_config import ProcessorConfig
+    from raycore.sampling.processor_config import LogitsProcessorConfig
 
 RequestLogitsProcessor = Callable[..., Any]
 """Changes the logits of one request, float32[V]. Called with the output's token ids and the logits, or with those of
@@ -78,7 +78,7 @@ class LogitsProcessor(ABC):
         return
 
     @abstractmethod
-    def __init__(self, vllm_config: ProcessorConfig, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, vllm_config: LogitsProcessorConfig, device: torch.device, is_pin_memory: bool) -> None:
         """Start without requests. `is_pin_memory`: whether to pin memory that is copied to the device."""
         raise NotImplementedError
 
@@ -111,7 +111,7 @@ class LogitsProcessor(ABC):
 class AdapterLogitsProcessor(LogitsProcessor):
     """Gives each request a logits processor of its own, which `new_req_logits_processor` makes."""
 
-    def __init__(self, vllm_config: ProcessorConfig, device: torch.device, is_pin_memory: bool) -> None:
+    def __init__(self, vllm_config: LogitsProcessorConfig, device: torch.device, is_pin_memory: bool) -> None:
         """Start without requests. Subclasses with a constructor of their own have to call this one."""
         self.req_info: dict[int, Callable[[Tensor], Tensor]] = {}
         """By index: the request's own processor, which takes the logits alone."""

@@ -27,7 +27,7 @@ class Logprobs(NamedTuple):
     """int64[R, K]: these tokens."""
 
 
-class Download(Protocol):
+class LogprobsDownload(Protocol):
     """Entries on their way to the host."""
 
     def entries(self) -> list[TokenLogprobs]:

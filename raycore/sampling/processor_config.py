@@ -28,7 +28,7 @@ class ProcessorModelConfig:
 
 
 @dataclass(frozen=True)
-class ProcessorConfig:
+class LogitsProcessorConfig:
     """The argument `vllm_config` of logits processors: those parts of vLLM's configuration that raycore has, too."""
 
     model_config: ProcessorModelConfig
@@ -39,10 +39,10 @@ class ProcessorConfig:
     """None: engines with logits processors don't speculate."""
 
     @staticmethod
-    def of(config: EngineConfig, dtype: torch.dtype) -> ProcessorConfig:
+    def of(config: EngineConfig, dtype: torch.dtype) -> LogitsProcessorConfig:
         """What an engine's processors are told. `dtype`: the data type that the model computes in."""
         model = config.model
-        return ProcessorConfig(
+        return LogitsProcessorConfig(
             ProcessorModelConfig(
                 model.model, model.tokenizer, dtype, model.max_model_len, model.seed, model.spec.vocab_size
             ),

@@ -24,7 +24,13 @@ from raycore.messages import ThinkingLimit
 from raycore.sampling import keyed_random
 from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.logits import LogitsRules, TokenBatch
-from raycore.sampling.logprobs import ChosenLogprobsDownload, Download, Logprobs, TokenLogprobsDownload, logprobs
+from raycore.sampling.logprobs import (
+    ChosenLogprobsDownload,
+    Logprobs,
+    LogprobsDownload,
+    TokenLogprobsDownload,
+    logprobs,
+)
 from raycore.sampling.picking import DrawLimits, drawn_logits
 from raycore.sampling_params import SamplingParams
 from raycore.step.transfers import to_device
@@ -99,7 +105,7 @@ class SampledTokens(NamedTuple):
 
     token_ids_R: Tensor
     """int64[R]: each row's token, on the device."""
-    logprobs: list[tuple[list[int], Download]]
+    logprobs: list[tuple[list[int], LogprobsDownload]]
     """(rows, their log probabilities), for the rows whose request asked for them."""
     failed: list[tuple[int, str]]
     """(row, reason) of requests that can't continue from this row on. The row's token has no meaning."""
@@ -298,7 +304,7 @@ class Sampler:
         if adjusted_RV is None:
             adjusted_RV = self._rules.apply(logits_RV, slots, positions, batch) if rows.changes_logits else logits_RV
         token_ids_R = self._pick(adjusted_RV, rows, positions)
-        downloads: list[tuple[list[int], Download]] = []
+        downloads: list[tuple[list[int], LogprobsDownload]] = []
         if with_logprobs and (len(rows.with_logprobs) or len(rows.with_chosen)):
             if self._are_processed:
                 logits_RV = self._processed(adjusted_RV, rows, positions)
@@ -308,9 +314,11 @@ class Sampler:
             failed += self._processors.failed(slots)
         return SampledTokens(token_ids_R, downloads, failed)
 
-    def _logprobs_of(self, logits_RV: Tensor, token_ids_R: Tensor, rows: _Rows) -> list[tuple[list[int], Download]]:
+    def _logprobs_of(
+        self, logits_RV: Tensor, token_ids_R: Tensor, rows: _Rows
+    ) -> list[tuple[list[int], LogprobsDownload]]:
         """Start to compute what `SampledTokens.logprobs` has, from the logits of all rows."""
-        downloads: list[tuple[list[int], Download]] = []
+        downloads: list[tuple[list[int], LogprobsDownload]] = []
         if len(rows.with_logprobs):
             logits_LV, token_ids_L = logits_RV, token_ids_R
             if len(rows.with_logprobs) < len(logits_RV):

@@ -15,7 +15,7 @@ from raycore.speculation.drafts import Drafts
 from raycore.speculation.speculation import Speculation
 
 
-class Drafting(SchedulerPart):
+class DraftPlanning(SchedulerPart):
     """Has running decodes verify the guesses of `speculation`."""
 
     order = 30

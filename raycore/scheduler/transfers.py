@@ -50,7 +50,7 @@ _SOURCES = frozenset(ExternalHits.__struct_fields__[1:])
 
 
 @dataclass(slots=True, eq=False)
-class Load:
+class BlockLoad:
     """Blocks of a request without a slot, some of which are loaded."""
 
     request: Request
@@ -99,11 +99,11 @@ class Transfers(SchedulerPart):
         """Whether the workers have just lost the cache: what requests had in it is of no use to the connector."""
         self.fails_requests = config.kv_load_failure_policy == "fail"
         self._clock = clock
-        self._loading: dict[int, Load] = {}
+        self._loading: dict[int, BlockLoad] = {}
         """By seq_id: requests that wait for blocks."""
-        self._loaded: deque[Load] = deque()
+        self._loaded: deque[BlockLoad] = deque()
         """Requests whose blocks have arrived. They are admitted before all that wait."""
-        self._abandoned: dict[int, Load] = {}
+        self._abandoned: dict[int, BlockLoad] = {}
         """By seq_id: blocks that are still written, and nobody waits for."""
         self._undecided: list[Request] = []
         """Requests of which the connector doesn't know yet what it can bring."""
@@ -194,7 +194,7 @@ class Transfers(SchedulerPart):
             self._pool.share(held)
         taken = self._pool.take(-(-start.num_computed // self._block_size) - len(held))
         deadline_s = self._clock() + LOAD_TIMEOUT_S
-        load = Load(request, [*held, *taken], len(held), start.num_computed, deadline_s)
+        load = BlockLoad(request, [*held, *taken], len(held), start.num_computed, deadline_s)
         self._loading[request.seq_id] = load
         self.connector.update_state_after_alloc(request, load.blocks, start.num_loaded)
 
@@ -433,13 +433,13 @@ class Transfers(SchedulerPart):
                     del self._sending[seq_id]
         self.connector.update_connector_output(result)
 
-    def _trim(self, load: Load) -> None:
+    def _trim(self, load: BlockLoad) -> None:
         """Give back the blocks of a load that has arrived which weren't loaded after all."""
         num_blocks = -(-load.num_tokens // self._block_size)
         self._release(load.blocks[num_blocks:])
         del load.blocks[num_blocks:]
 
-    def _cut(self, load: Load, failed: set[int]) -> None:
+    def _cut(self, load: BlockLoad, failed: set[int]) -> None:
         """Leave a load only the blocks before the first failed one. The last ones stay until it is reported."""
         bad = next((index for index, block in enumerate(load.blocks) if block in failed), None)
         if bad is not None:

@@ -20,7 +20,7 @@ from raycore.extras import needing
 from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.serve.config import LoraConfig
-from raycore.server.adapters import AdapterCalls, Adapters, OfferedAdapter, Subscriber, allowed_directory, ids
+from raycore.server.adapters import LoadsAdapters, OfferedAdapter, OfferedAdapters, Subscriber, allowed_directory, ids
 from raycore.server.errors import APIError, NotAllowed
 
 
@@ -47,14 +47,14 @@ class HeldAdapter:
             self._on_drop(self)
 
 
-class DynamicAdapters(AdapterCalls):
+class DynamicAdapters(LoadsAdapters):
     """Loads the adapters that requests name as `MODEL_ID:ADAPTER`. An `AdapterSource`, for one event loop.
 
     The engine reads an adapter with its first request, and then holds as many as Serve's multiplexing does.
     """
 
     def __init__(
-        self, own: Adapters, model_id: str, config: LoraConfig, checks: AdapterChecks, multiplexed: Multiplexed
+        self, own: OfferedAdapters, model_id: str, config: LoraConfig, checks: AdapterChecks, multiplexed: Multiplexed
     ) -> None:
         """
         Args:
@@ -93,11 +93,11 @@ class DynamicAdapters(AdapterCalls):
             self._subscribers.remove(subscriber)
 
     async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> None:
-        """See `Adapters`."""
+        """See `OfferedAdapters`."""
         await self._own.load_lora_adapter(lora_name, lora_path, load_inplace)
 
     async def unload_lora_adapter(self, lora_name: str, lora_int_id: int | None = None) -> None:
-        """See `Adapters`."""
+        """See `OfferedAdapters`."""
         await self._own.unload_lora_adapter(lora_name, lora_int_id)
 
     @asynccontextmanager

@@ -13,14 +13,14 @@ from ray import serve
 
 from raycore.errors import InvalidConfig
 from raycore.serve.config import (
-    ModelConfig,
+    ModelDeployment,
     arguments,
     checked_options,
     deployment_options,
     serving_config,
 )
 from raycore.serve.replica import DirectModel, Model
-from raycore.serve.router import Router
+from raycore.serve.router import Ingress
 from raycore.server.options import SERVER_OPTIONS
 from raycore.server.serve_app import check_model_path
 from raycore.short_tracebacks import ends_traceback
@@ -52,14 +52,14 @@ def build_openai_app(llm_serving_args: Mapping[str, Any]) -> serve.Application:
     options = {**_ingress_options(models), **ingress}
     if "autoscaling_config" in ingress:
         options.pop("num_replicas", None)
-    router: Any = Router
+    router: Any = Ingress
     try:
         return router.options(**options).bind(deployments, adapters, _max_body_bytes(models))
     except (TypeError, ValueError) as error:
         raise InvalidConfig(f"ingress_deployment_config: {error}") from error
 
 
-def check_paths(where: str, model: ModelConfig) -> None:
+def check_paths(where: str, model: ModelDeployment) -> None:
     """See `check_model_path`. `where`: what the model's configuration is called in messages."""
     loading = model.model_loading_config
     name = "model_id" if loading.model_source is None else "model_source"
@@ -73,7 +73,7 @@ def deployment_fields() -> Collection[str]:
     return [name for name in names if not name.startswith(("_", "placement_group_"))]
 
 
-def _deployment(deployment: Any, model: ModelConfig, known: Collection[str]) -> serve.Application:
+def _deployment(deployment: Any, model: ModelDeployment, known: Collection[str]) -> serve.Application:
     options = deployment_options(model, known)
     try:
         return deployment.options(**options).bind(arguments(model))
@@ -81,11 +81,11 @@ def _deployment(deployment: Any, model: ModelConfig, known: Collection[str]) -> 
         raise InvalidConfig(f"deployment_config of {model.model_id!r}: {error}") from error
 
 
-def _ingress_options(models: list[ModelConfig]) -> dict[str, Any]:
+def _ingress_options(models: list[ModelDeployment]) -> dict[str, Any]:
     wanted = [model.experimental_configs.get("num_ingress_replicas") for model in models]
     return {"num_replicas": max((number for number in wanted if number), default=1)}
 
 
-def _max_body_bytes(models: list[ModelConfig]) -> int:
+def _max_body_bytes(models: list[ModelDeployment]) -> int:
     default = SERVER_OPTIONS["max_body_bytes"].default
     return max(model.engine_kwargs.get("max_body_bytes") or default for model in models)

@@ -47,7 +47,7 @@ class LoraConfig(msgspec.Struct, kw_only=True, frozen=True):
     max_download_tries: int = 3
 
 
-class ModelConfig(msgspec.Struct, kw_only=True, frozen=True):
+class ModelDeployment(msgspec.Struct, kw_only=True, frozen=True):
     """A model, its engine and its deployment."""
 
     model_loading_config: ModelLoadingConfig
@@ -108,7 +108,7 @@ class Arguments:
     exports_metrics: bool
 
 
-def serving_config(given: Mapping[str, Any]) -> tuple[ServingConfig, list[ModelConfig]]:
+def serving_config(given: Mapping[str, Any]) -> tuple[ServingConfig, list[ModelDeployment]]:
     """Read what `build_openai_app` gets. Returns its fields, and its models.
 
     Raises:
@@ -130,7 +130,7 @@ def serving_config(given: Mapping[str, Any]) -> tuple[ServingConfig, list[ModelC
     return config, models
 
 
-def model_config(where: str, given: Any) -> ModelConfig:
+def model_config(where: str, given: Any) -> ModelDeployment:
     """Read a model's configuration: a dict, the path of a YAML file, or Ray's `LLMConfig`.
 
     Raises:
@@ -146,12 +146,12 @@ def model_config(where: str, given: Any) -> ModelConfig:
     for name, struct in (("model_loading_config", ModelLoadingConfig), ("lora_config", LoraConfig)):
         if isinstance(fields.get(name), Mapping):
             fields[name] = msgspec.to_builtins(_settings(f"{where}: {name}", fields[name], struct))
-    config = _settings(where, fields, ModelConfig)
+    config = _settings(where, fields, ModelDeployment)
     _check(where, config)
     return config
 
 
-def arguments(config: ModelConfig) -> Arguments:
+def arguments(config: ModelDeployment) -> Arguments:
     """The options of a model's engine and server.
 
     Raises:
@@ -183,7 +183,7 @@ def arguments(config: ModelConfig) -> Arguments:
     return Arguments({**server, "served_model_name": [loading.model_id]}, engine, lora, bool(config.log_engine_metrics))
 
 
-def deployment_options(config: ModelConfig, known: Collection[str]) -> dict[str, Any]:
+def deployment_options(config: ModelDeployment, known: Collection[str]) -> dict[str, Any]:
     """The options of a model's deployment.
 
     Args:
@@ -229,7 +229,7 @@ def checked_options(where: str, given: Mapping[str, Any], known: Collection[str]
     return dict(given)
 
 
-def _check(where: str, config: ModelConfig) -> None:
+def _check(where: str, config: ModelDeployment) -> None:
     loading, lora = config.model_loading_config, config.lora_config
     if not loading.model_id:
         raise InvalidConfig(f"{where}: model_id is empty")

@@ -13,7 +13,7 @@ _GOODBYE_S = 10.0
 """Seconds that an application has to abort a request whose client has left."""
 
 
-class Call(msgspec.Struct, frozen=True):
+class HttpCall(msgspec.Struct, frozen=True):
     """An HTTP request with its whole body."""
 
     method: str
@@ -41,15 +41,15 @@ class Call(msgspec.Struct, frozen=True):
         }
 
 
-class Start(msgspec.Struct, frozen=True):
+class ResponseStart(msgspec.Struct, frozen=True):
     """How a response begins."""
 
     status: int
     headers: list[tuple[bytes, bytes]]
 
 
-async def respond(app: ASGIApp, call: Call) -> AsyncGenerator[Start | bytes, None]:
-    """Have an application respond. Yields `Start` first, and then what the body has got since the previous part.
+async def respond(app: ASGIApp, call: HttpCall) -> AsyncGenerator[ResponseStart | bytes, None]:
+    """Have an application respond. Yields `ResponseStart` first, then what the body has got since the previous part.
 
     If the generator is closed, or its task cancelled, the application is told that the client has left.
     """
@@ -76,7 +76,9 @@ async def respond(app: ASGIApp, call: Call) -> AsyncGenerator[Start | bytes, Non
             news, sent[:] = sent[:], []
             for message in news:
                 if message["type"] == "http.response.start":
-                    yield Start(message["status"], [(bytes(name), bytes(value)) for name, value in message["headers"]])
+                    yield ResponseStart(
+                        message["status"], [(bytes(name), bytes(value)) for name, value in message["headers"]]
+                    )
             if part := b"".join(message.get("body", b"") for message in news):
                 yield part
         await running

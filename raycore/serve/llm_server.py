@@ -18,8 +18,8 @@ from starlette.types import ASGIApp
 
 from raycore.errors import EngineDeadError, InvalidConfig
 from raycore.serve.app import check_paths, deployment_fields
-from raycore.serve.config import ModelConfig, arguments, deployment_options, model_config
-from raycore.serve.http_calls import Call, Start
+from raycore.serve.config import ModelDeployment, arguments, deployment_options, model_config
+from raycore.serve.http_calls import HttpCall, ResponseStart
 from raycore.serve.served_model import ServedModel
 from raycore.server.endpoints import Endpoint
 from raycore.server.serve_app import DEPLOYMENT
@@ -112,10 +112,10 @@ class RaycoreServer:
             if name.lower() not in _NOT_FORWARDED
         ]
         body = request.model_dump_json(exclude_unset=True).encode()
-        call = Call(endpoint.method, endpoint.path, [*headers, (b"content-type", b"application/json")], body)
+        call = HttpCall(endpoint.method, endpoint.path, [*headers, (b"content-type", b"application/json")], body)
         async with aclosing(self._running.respond(call)) as parts:
             start = await anext(parts)
-            assert isinstance(start, Start)
+            assert isinstance(start, ResponseStart)
             if start.status == 200 and getattr(request, "stream", False):
                 async for part in parts:
                     assert isinstance(part, bytes)
@@ -208,7 +208,7 @@ class RaycoreServer:
         return options if name is None else {**options, "name": name}
 
 
-def _config_of(llm_config: Any) -> ModelConfig:
+def _config_of(llm_config: Any) -> ModelDeployment:
     given = llm_config.model_dump(exclude_unset=True)
     return model_config("LLMConfig", {name: value for name, value in given.items() if name not in _IGNORED})
 

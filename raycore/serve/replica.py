@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from raycore.ray_api import FromDriversCopy
 from raycore.serve.config import Arguments
-from raycore.serve.http_calls import Call, Start
+from raycore.serve.http_calls import HttpCall, ResponseStart
 from raycore.serve.served_model import ServedModel
 from raycore.server.serve_app import DEPLOYMENT, late_ingress
 
@@ -31,7 +31,7 @@ class Model(FromDriversCopy):
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._served.app
 
-    async def respond(self, call: Call) -> AsyncGenerator[Start | bytes, None]:
+    async def respond(self, call: HttpCall) -> AsyncGenerator[ResponseStart | bytes, None]:
         """Respond to an HTTP request that the ingress has taken."""
         async with aclosing(self._served.respond(call)) as parts:
             async for part in parts:

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from raycore.ray_api import FromDriversCopy
 from raycore.serve.adapters import adapter_names
-from raycore.serve.http_calls import Call, Start
+from raycore.serve.http_calls import HttpCall, ResponseStart
 from raycore.server.endpoints import Endpoint, Rule, path_of, paths_with
 from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError
@@ -58,7 +58,7 @@ class _Body(msgspec.Struct):
     graceful_shutdown_timeout_s=DRAIN_TIMEOUT_S,
 )
 @late_ingress
-class Router(FromDriversCopy):
+class Ingress(FromDriversCopy):
     """Divides requests among models."""
 
     async def __init__(self, models: dict[str, Any], adapters: dict[str, str], max_body_bytes: int) -> None:
@@ -119,7 +119,7 @@ class Routing:
             body = (await receive()).get("body", b"")  # whole: see WholeBody
         handle = self._handle_of(self._named(scope, body), path_of(scope))
         query: bytes = scope.get("query_string", b"")
-        call = Call(scope["method"], path_of(scope), [tuple(each) for each in scope["headers"]], body, query)
+        call = HttpCall(scope["method"], path_of(scope), [tuple(each) for each in scope["headers"]], body, query)
         parts = handle.respond.remote(call)
         left = asyncio.ensure_future(_disconnect(receive))
         sending = asyncio.ensure_future(_send_all(parts, send))
@@ -187,7 +187,9 @@ class Routing:
         """What a model's server lists, and the adapters in its folder."""
         if model_id not in self._cards:
             keys = [(b"authorization", f"Bearer {key}".encode("latin-1")) for key in api_keys_of_environment()]
-            parts = [part async for part in _parts(self._models[model_id].respond.remote(Call("GET", _LISTING, keys)))]
+            parts = [
+                part async for part in _parts(self._models[model_id].respond.remote(HttpCall("GET", _LISTING, keys)))
+            ]
             said = msgspec.json.decode(b"".join(part for part in parts if isinstance(part, bytes)))
             # the adapters that this replica happens to hold are in the folder
             self._cards[model_id] = [card for card in said["data"] if not card["id"].startswith(f"{model_id}:")]
@@ -198,14 +200,14 @@ class Routing:
 
 async def _send_all(parts: Any, send: Send) -> None:
     async for part in _parts(parts):
-        if isinstance(part, Start):
+        if isinstance(part, ResponseStart):
             await send({"type": "http.response.start", "status": part.status, "headers": part.headers})
         else:
             await send({"type": "http.response.body", "body": part, "more_body": True})
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def _parts(parts: Any) -> AsyncIterator[Start | bytes]:
+async def _parts(parts: Any) -> AsyncIterator[ResponseStart | bytes]:
     """The parts of a response. Raises APIError if a replica fails before the first one."""
     has_begun = False
     try:

@@ -20,7 +20,7 @@ from raycore.llm import AsyncLLM
 from raycore.serve.adapters import DynamicAdapters
 from raycore.serve.autoscaling import QUEUED_TOKENS
 from raycore.serve.config import Arguments
-from raycore.serve.http_calls import Call, Start, respond
+from raycore.serve.http_calls import HttpCall, ResponseStart, respond
 from raycore.server.app import build_app
 from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError, as_api_error
@@ -76,7 +76,7 @@ class ServedModel:
             await asyncio.to_thread(engine.shutdown)
             raise
 
-    async def respond(self, call: Call) -> AsyncGenerator[Start | bytes, None]:
+    async def respond(self, call: HttpCall) -> AsyncGenerator[ResponseStart | bytes, None]:
         """Respond to an HTTP request: see `http_calls.respond`."""
         async with aclosing(respond(self.app, call)) as parts:
             async for part in parts:

@@ -1,7 +1,7 @@
 """The LoRA adapters that a server offers as models. They are loaded when it starts, and by requests.
 
-`Adapters` is in the process that owns the engine, and is the only place where the offered adapters change. Whoever
-subscribes gets all of them after each change: an application in this process, or the API servers' processes.
+`OfferedAdapters` is in the process that owns the engine, and is the only place where the offered adapters change.
+Whoever subscribes gets all of them after each change: an application in this process, or the API servers' processes.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ Subscriber = Callable[[Sequence[OfferedAdapter]], Future[None] | None]
 done when requests that arrive from then on find exactly these adapters."""
 
 
-class AdapterCalls(Protocol):
-    """What requests may do with the offered adapters: see `Adapters`."""
+class LoadsAdapters(Protocol):
+    """What requests may do with the offered adapters: see `OfferedAdapters`."""
 
     async def load_lora_adapter(self, lora_name: str, lora_path: str, load_inplace: bool = False) -> None: ...
     async def unload_lora_adapter(self, lora_name: str, lora_int_id: int | None = None) -> None: ...
 
 
-ADAPTER_CALLS = frozenset(name for name in vars(AdapterCalls) if not name.startswith("_"))
-"""The names of the methods of `AdapterCalls`."""
+ADAPTER_CALLS = frozenset(name for name in vars(LoadsAdapters) if not name.startswith("_"))
+"""The names of the methods of `LoadsAdapters`."""
 
 
-class AdapterSource(AdapterCalls, Protocol):
+class AdapterSource(LoadsAdapters, Protocol):
     """Where an application gets the offered adapters from."""
 
     def subscribe(self, subscriber: Subscriber) -> None:
@@ -88,13 +88,13 @@ def check_adapters(engine_options: Mapping[str, Any], options: ServerOptions) ->
                 checks.check_new(LoRARequest(module.name, 1, _path_of(module)))
 
 
-async def load_adapters(engine: AsyncCalls, options: ServerOptions) -> Adapters:
+async def load_adapters(engine: AsyncCalls, options: ServerOptions) -> OfferedAdapters:
     """Load the adapters that `options.lora_modules` lists, for `build_app`.
 
     Raises:
         InvalidConfig: one of them can't be used. The message names it.
     """
-    adapters = Adapters(engine, options)
+    adapters = OfferedAdapters(engine, options)
     for module in options.lora_modules:
         with _naming(module):
             await adapters.load(module.name, _path_of(module), module.base_model_name)
@@ -113,7 +113,7 @@ def _path_of(module: LoraModule) -> str:
     return os.path.abspath(find_directory(module.path, CONFIG_FILE, of="path"))
 
 
-class Adapters:
+class OfferedAdapters:
     """The offered adapters of an engine in this process. Thread-safe: several event loops may use it."""
 
     def __init__(self, engine: AsyncCalls, options: ServerOptions) -> None:

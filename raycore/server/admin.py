@@ -24,7 +24,7 @@ from starlette.responses import Response
 from raycore.control.calls import AsyncCalls, EngineCalls
 from raycore.errors import PlacementShortage
 from raycore.node.versions import hardware, versions
-from raycore.server.adapters import AdapterCalls
+from raycore.server.adapters import LoadsAdapters
 from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine
@@ -201,7 +201,7 @@ def add_fleet_endpoints(app: FastAPI, engine: ServingEngine) -> None:
         return JSON({"is_scaling_elastic_ep": num_scalings > 0})
 
 
-def add_adapter_endpoints(app: FastAPI, adapters: AdapterCalls) -> None:
+def add_adapter_endpoints(app: FastAPI, adapters: LoadsAdapters) -> None:
     """Add the paths that load and unload LoRA adapters."""
 
     @Endpoint.LOAD_LORA_ADAPTER.route(app, responses=responses(Status, 403, *_BODY_ERRORS))

@@ -17,7 +17,7 @@ from raycore.server.errors import APIError
 from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
 from raycore.server.limits import check_length, cut_prompt, encode_prompt
 from raycore.server.logprobs import CompletionLogprobs, TokenNames, num_shown, prompt_logprobs
-from raycore.server.models import Model
+from raycore.server.models import RequestModel
 from raycore.server.options import ServerOptions
 from raycore.server.positions import OutputPieces, has_hidden_stop_token, new_pieces, prompt_pieces, prompt_starts
 from raycore.server.protocol import CompletionRequest
@@ -43,7 +43,7 @@ class Completion:
 
     @staticmethod
     def prepare(
-        engine: ServingEngine, request: CompletionRequest, options: ServerOptions, model: Model, request_id: str
+        engine: ServingEngine, request: CompletionRequest, options: ServerOptions, model: RequestModel, request_id: str
     ) -> Completion:
         """Check a request and tokenize its prompts. Raises APIError if the request is invalid."""
         params = completion_params(request, engine.default_sampling_params, options)

@@ -41,14 +41,14 @@ _LINES = {
 }
 
 
-def connection_class(options: ListenOptions, max_connections: int) -> type[Connection]:
+def connection_class(options: ListenOptions, max_connections: int) -> type[HttpConnection]:
     """The class of a server's connections."""
     return type(
-        "Connection", (Connection,), {"options": options, "max_connections": max_connections, "warned_s": -math.inf}
+        "Connection", (HttpConnection,), {"options": options, "max_connections": max_connections, "warned_s": -math.inf}
     )
 
 
-class Connection(HttpToolsProtocol):
+class HttpConnection(HttpToolsProtocol):
     """A connection. Its callbacks run on the event loop: uvicorn's transport and httptools' parser call them.
 
     One deadline holds whenever no response is due: for the headers of the first request or of a further one, and for
@@ -271,7 +271,7 @@ class Connection(HttpToolsProtocol):
 class _BodyReader:
     """Hands a body to a connection, whatever the headers before it were."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: HttpConnection) -> None:
         self.on_body = connection.on_body
         self.on_message_complete = connection.on_message_complete
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
-from raycore.client.inputs import Images, ParsedPrompt, Prompt
+from raycore.client.inputs import ParsedPrompt, Prompt, PromptImages
 from raycore.client.updates import Streaming
 from raycore.client.watchers import Watcher
 from raycore.config import EngineConfig
@@ -81,7 +81,7 @@ class ServingEngine(AsyncCalls, Protocol):
         ...
 
     @property
-    def images(self) -> Images:
+    def images(self) -> PromptImages:
         """Makes prompts with images."""
         ...
 

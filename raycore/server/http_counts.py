@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raycore.metrics.counts import Histogram
+from raycore.metrics.counts import BucketCounts
 from raycore.metrics.prometheus import cumulative
 
 _BOUNDS_OF_OPERATIONS_S = (0.01, 0.1, 1.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
@@ -39,10 +39,10 @@ class HttpCounts(msgspec.Struct):
 
     requests: dict[tuple[str, str, str], int] = {}
     """Number of requests, by method, class of status (such as `2xx`), and handler."""
-    durations: dict[tuple[str, str], Histogram] = {}
+    durations: dict[tuple[str, str], BucketCounts] = {}
     """Durations of requests in seconds, by method and handler."""
 
-    operations: dict[Operation, Histogram] = {}
+    operations: dict[Operation, BucketCounts] = {}
     """Durations of operations in seconds."""
     in_flight: dict[Operation, int] = {}
     """Number of operations that run."""
@@ -56,14 +56,14 @@ class HttpCounts(msgspec.Struct):
             yield
         finally:
             self.in_flight[key] -= 1
-            durations = self.operations.setdefault(key, Histogram(_BOUNDS_OF_OPERATIONS_S))
+            durations = self.operations.setdefault(key, BucketCounts(_BOUNDS_OF_OPERATIONS_S))
             durations.observe(time.perf_counter() - started_s)
 
     def add(self, method: str, status: str, handler: str, duration_s: float) -> None:
         """Count a request."""
         key = method, status, handler
         self.requests[key] = self.requests.get(key, 0) + 1
-        self.durations.setdefault((method, handler), Histogram(_BOUNDS_S)).observe(duration_s)
+        self.durations.setdefault((method, handler), BucketCounts(_BOUNDS_S)).observe(duration_s)
 
 
 def total(parts: Iterable[HttpCounts]) -> HttpCounts:
@@ -74,9 +74,9 @@ def total(parts: Iterable[HttpCounts]) -> HttpCounts:
         for key, number in list(part.requests.items()):
             result.requests[key] = result.requests.get(key, 0) + number
         for key, histogram in list(part.durations.items()):
-            result.durations[key] = result.durations.get(key, Histogram(_BOUNDS_S)) + histogram
+            result.durations[key] = result.durations.get(key, BucketCounts(_BOUNDS_S)) + histogram
         for key, histogram in list(part.operations.items()):
-            result.operations[key] = result.operations.get(key, Histogram(_BOUNDS_OF_OPERATIONS_S)) + histogram
+            result.operations[key] = result.operations.get(key, BucketCounts(_BOUNDS_OF_OPERATIONS_S)) + histogram
         for key, number in list(part.in_flight.items()):
             result.in_flight[key] = result.in_flight.get(key, 0) + number
     return result

@@ -15,7 +15,7 @@ _MAX_NAMED = 20
 """Number of names in an error message."""
 
 
-class Model(NamedTuple):
+class RequestModel(NamedTuple):
     """The model of a request."""
 
     name: str
@@ -28,7 +28,7 @@ class Models:
     """The models of one application. Thread-safe."""
 
     def __init__(self, served_names: Sequence[str]) -> None:
-        self._served = {name: Model(name) for name in served_names}
+        self._served = {name: RequestModel(name) for name in served_names}
         self._default = next(iter(self._served.values()))
         self._adapters: dict[str, OfferedAdapter] = {}
         """By name. Replaced as a whole, so that other threads can read it meanwhile."""
@@ -38,7 +38,7 @@ class Models:
         """Replace all adapters."""
         self._adapters = {adapter.request.lora_name: adapter for adapter in adapters}
 
-    def find(self, name: str | None) -> Model:
+    def find(self, name: str | None) -> RequestModel:
         """The model with this name; without a name, the served model under its first name.
 
         Raises APIError if there is none.
@@ -47,7 +47,7 @@ class Models:
             return self._default
         adapters = self._adapters
         if name in adapters:
-            return Model(name, adapters[name].request)
+            return RequestModel(name, adapters[name].request)
         if name not in self._served:
             raise self._not_found(name)
         return self._served[name]

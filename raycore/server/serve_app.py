@@ -31,7 +31,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidConfig
 from raycore.llm import AsyncLLM
 from raycore.ray_api import FromDriversCopy, is_connected
-from raycore.server.adapters import Adapters, check_adapters, load_adapters
+from raycore.server.adapters import OfferedAdapters, check_adapters, load_adapters
 from raycore.server.app import build_app
 from raycore.server.options import (
     SERVER_OPTIONS,
@@ -146,7 +146,7 @@ def late_ingress(plain: type[Any]) -> Any:
 @ends_traceback  # Serve logs it, several times
 async def start_engine(
     server: dict[str, Any], engine: dict[str, Any], make: type[AsyncLLM] = AsyncLLM
-) -> tuple[AsyncLLM, ServerOptions, Adapters]:
+) -> tuple[AsyncLLM, ServerOptions, OfferedAdapters]:
     """Start a replica's engine, and return once it can serve: the engine, its server's options and its adapters.
 
     Args:

@@ -28,7 +28,7 @@ from raycore.outputs import RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.outputs import StepOutputs
 from raycore.simulation.autoscaling import TICK_S, Autoscaling, AutoscalingOptions
-from raycore.simulation.outcome import Loss, Outcome, RequestOutcome
+from raycore.simulation.outcome import KilledRank, Outcome, RequestOutcome
 from raycore.simulation.prompts import Prompts
 from raycore.simulation.rank import SimulatedRank, Told
 from raycore.simulation.step_times import StepTimes
@@ -113,7 +113,7 @@ class Deployment:
         self._num_events = 0
         self._ranks: dict[int, _Serving] = {}
         self._outcome = Outcome()
-        self._stalled: dict[int, Loss] = {}
+        self._stalled: dict[int, KilledRank] = {}
         """By seq_id: the losses because of which sequences have moved, until they get their next token."""
         self._scaling: Autoscaling | None = None
         if plan.autoscaling is not None:
@@ -140,7 +140,7 @@ class Deployment:
         assert not len(self._table), "every request has ended"
         outcome = self._outcome
         happened = {(loss.rank, loss.at_s) for loss in outcome.losses}
-        outcome.losses += [Loss(*kill, did_happen=False) for kill in self._plan.kills if kill not in happened]
+        outcome.losses += [KilledRank(*kill, did_happen=False) for kill in self._plan.kills if kill not in happened]
         outcome.num_output_tokens = self._table.num_output_tokens
         for number in list(self._ranks):
             self._retire(number, outcome.last_s)
@@ -197,7 +197,7 @@ class Deployment:
         self._table.add(CheckedAsk(ask, request_id, ask.priority, ask.data_parallel_rank, params, []), _no_sink)
         self._send(self._table.dispatch([request_id]))
 
-    def _send(self, submissions: Submissions, loss: Loss | None = None) -> None:
+    def _send(self, submissions: Submissions, loss: KilledRank | None = None) -> None:
         """Send requests to their ranks. `loss`: because of which they move."""
         for number, requests in submissions.items():
             if loss is not None:
@@ -276,18 +276,18 @@ class Deployment:
     def _kill(self, number: int, now_s: float) -> None:
         serving = self._ranks.get(number)
         if serving is None or serving.is_dead:
-            self._outcome.losses.append(Loss(number, now_s, did_happen=False))
+            self._outcome.losses.append(KilledRank(number, now_s, did_happen=False))
             return
         self._take(number, serving, serving.rank.settle(now_s))
         self._tell(number, serving)
         serving.is_dead = True
-        loss = Loss(number, now_s)
+        loss = KilledRank(number, now_s)
         self._outcome.losses.append(loss)
         self._outcome.note_ranks(now_s, self._num_serving)
         self._at(now_s + self._plan.detection_s, _OTHER, partial(self._lose, number, loss))
         self._at(now_s + self._plan.replacement_s, _OTHER, partial(self._replace, number))
 
-    def _lose(self, number: int, loss: Loss, now_s: float) -> None:
+    def _lose(self, number: int, loss: KilledRank, now_s: float) -> None:
         """Let the client know that a rank has died."""
         index = len(self._outcome.losses)
         self._table.close_ranks([number])
@@ -304,7 +304,7 @@ class Deployment:
         else:
             self._add_rank(now_s, number, start_s=self._plan.replacement_s)
 
-    def _note_moved(self, loss: Loss, requests: Sequence[EngineRequest]) -> None:
+    def _note_moved(self, loss: KilledRank, requests: Sequence[EngineRequest]) -> None:
         for request in requests:
             loss.num_tokens_again += len(request.prompt_token_ids) + len(request.output_token_ids)
             self._stalled[request.seq_id] = loss

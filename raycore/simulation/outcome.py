@@ -50,7 +50,7 @@ class RequestOutcome:
 
 
 @dataclass(slots=True)
-class Loss:
+class KilledRank:
     """A rank that was killed."""
 
     rank: int
@@ -71,7 +71,7 @@ class Outcome:
 
     requests: dict[int, RequestOutcome] = field(default_factory=dict[int, RequestOutcome])
     """By their place in the trace."""
-    losses: list[Loss] = field(default_factory=list[Loss])
+    losses: list[KilledRank] = field(default_factory=list[KilledRank])
     ranks: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     """(time, how many ranks serve from then on)."""
     num_preemptions: int = 0
@@ -151,7 +151,7 @@ class Outcome:
         return found
 
 
-def _loss_figures(loss: Loss) -> dict[str, Any]:
+def _loss_figures(loss: KilledRank) -> dict[str, Any]:
     if not loss.did_happen:
         return {"rank": loss.rank, "at_s": loss.at_s, "did_happen": False}
     stalls_s = loss.stalls_s

@@ -17,13 +17,13 @@ from raycore.speculation.choice import LEAST_GAIN, choose_lengths
 from raycore.speculation.drafts import NO_DRAFTS, Drafts, Ints
 from raycore.speculation.ngram import NgramGuesses
 from raycore.speculation.sources import Floats, GuessSource, RunningTokens
-from raycore.speculation.step_times import StepTimes
+from raycore.speculation.step_times import AverageStepTimes
 from raycore.speculation.suffix import SuffixGuesses
 from raycore.system import time
 
 _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
-"""Lifetimes (see `StepTimes`) of the durations of steps without drafts, and with them. Drafts are judged by the former,
-and trying those costs little."""
+"""Lifetimes (see `AverageStepTimes`) of the durations of steps without drafts, and with them. Drafts are judged by the
+former, and trying those costs little."""
 _LOOKING_SHARE = 0.005
 """Share of the time of steps without drafts that looking for guesses in vain should take."""
 _LOOK_WEIGHT = 0.1
@@ -53,8 +53,8 @@ class Speculation:
         self._source = source or _engine_guesses(config, clock)
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
         self._calibration = Calibration()
-        self._plain = StepTimes(_PLAIN_LIFETIME)
-        self._drafted = StepTimes(_DRAFTED_LIFETIME, confirms_all=True)
+        self._plain = AverageStepTimes(_PLAIN_LIFETIME)
+        self._drafted = AverageStepTimes(_DRAFTED_LIFETIME, confirms_all=True)
         self._look_s: float | None = None
         """How long it takes to look for guesses in vain, on average, without the time for new prompts."""
         self._num_steps = 0

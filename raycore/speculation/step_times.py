@@ -20,7 +20,7 @@ _MAX_WEIGHT = 100
 """More tokens take longer. Where averages contradict this, they are weighted by their number of steps, up to this."""
 
 
-class StepTimes:
+class AverageStepTimes:
     """Average durations of steps of similar size.
 
     Averages that haven't been confirmed for long are taken to be smaller than they were. So a size that seemed too slow

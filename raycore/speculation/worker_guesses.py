@@ -13,7 +13,7 @@ import numpy as np
 from raycore.config.drafter import DrafterConfig
 from raycore.speculation.drafts import NO_DRAFTS, Drafts, Ints
 from raycore.speculation.sources import ChooseLengths, Floats, RunningTokens
-from raycore.speculation.step_times import StepTimes
+from raycore.speculation.step_times import AverageStepTimes
 from raycore.system import time
 
 TakeDrafts = Callable[[list[int], list[int]], list[list[int]]]
@@ -41,7 +41,7 @@ class WorkerGuesses:
         self._max_model_len = drafter.max_model_len
         self._take = take
         self._clock = clock
-        self._times = StepTimes(_LIFETIME)
+        self._times = AverageStepTimes(_LIFETIME)
         """How long it takes to draft one token for each of some slots."""
         self._num_calls = 0
         self.drafting_s = 0.0

@@ -24,7 +24,7 @@ from raycore.weights.vision_weights import VisionWeights
 
 
 @dataclass
-class Parts:
+class VisionParts:
     """What the layers of an encoder are made of."""
 
     spec: VisionSpec
@@ -64,7 +64,7 @@ class Parts:
 class VisionAttention:
     """Attention of patches to those of the same window."""
 
-    def __init__(self, parts: Parts, qkv: Linear, out: Linear) -> None:
+    def __init__(self, parts: VisionParts, qkv: Linear, out: Linear) -> None:
         """`qkv`: returns the queries of the rank's heads, then their keys, then their values."""
         self._num_heads = parts.spec.num_heads // parts.ranks.size
         self._head_dim = parts.spec.hidden_size // parts.spec.num_heads

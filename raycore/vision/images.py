@@ -18,13 +18,13 @@ from torch import Tensor
 from raycore.messages import EncoderPlan, Feature
 from raycore.models.vision import VisionSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.step.feature_values import values_of
 from raycore.step.features import FeatureRows
 from raycore.vision.tower import Tower
 
 
-class EmbeddingStore(Protocol):
+class EmbeddingsElsewhere(Protocol):
     """Where embeddings are kept besides, by names of images and encoders. `raycore.kv_transfer.embeddings` is one."""
 
     def load(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
@@ -46,7 +46,7 @@ class Images:
         num_weights: int,
         dtype: torch.dtype,
         device: torch.device,
-        store: EmbeddingStore | None = None,
+        store: EmbeddingsElsewhere | None = None,
         ranks: TensorParallel | None = None,
     ) -> None:
         """
@@ -66,7 +66,7 @@ class Images:
         self._kept: dict[str, Tensor] = {}
         """By the images' identifiers, [I, W]."""
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         """The parts of a step, for profiles."""
         yield self, {"_encode": "encode_image"}
 
@@ -107,7 +107,7 @@ class Images:
     def _part(self, rows: FeatureRows) -> Tensor:
         return self._kept[rows.identifier][rows.start : rows.start + rows.num_rows]
 
-    def _load_or_encode(self, store: EmbeddingStore, name: str, values: Tensor, feature: Feature) -> Tensor:
+    def _load_or_encode(self, store: EmbeddingsElsewhere, name: str, values: Tensor, feature: Feature) -> Tensor:
         """Load embeddings, if all ranks can. Otherwise encode the image, and save them."""
         width = self._spec.embedding_width
         found = store.load(name, feature.num_tokens * width * self._dtype.itemsize)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.vision.blocks import GridRotation, Parts, VisionAttention, VisionBlock
+from raycore.vision.blocks import GridRotation, VisionAttention, VisionBlock, VisionParts
 from raycore.vision.grids import Grid, frame_windows, interpolate_positions, patch_positions, square_windows
 
 
 class _QwenTower:
     """What both have: patches, rotations by rows and columns, and layers."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: VisionParts) -> None:
         spec = parts.spec
         assert spec.theta is not None
         self._spec = spec
@@ -27,7 +27,7 @@ class _QwenTower:
         self._patches = parts.operations.linear(patch_DX, parts.weights.get("patch_embed.proj.bias"))
         self._dtype = patch_DX.dtype
 
-    def _attention(self, parts: Parts, block: str) -> VisionAttention:
+    def _attention(self, parts: VisionParts, block: str) -> VisionAttention:
         weight, bias = (
             self._rotation.in_pairs(parts.weights[f"{block}.attn.qkv.{each}"]) for each in ("weight", "bias")
         )
@@ -42,13 +42,13 @@ class _QwenTower:
 class Qwen2_5Tower(_QwenTower):  # noqa: N801
     """Patches attend to those of a square window, in a few layers to all. RMS norms, gated layers."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: VisionParts) -> None:
         super().__init__(parts)
         self._blocks = [self._block(parts, f"blocks.{layer}") for layer in range(parts.spec.num_layers)]
         self._norm = parts.norm("merger.ln_q")
         self._merger = parts.linear("merger.mlp.0"), parts.linear("merger.mlp.2")
 
-    def _block(self, parts: Parts, block: str) -> VisionBlock:
+    def _block(self, parts: VisionParts, block: str) -> VisionBlock:
         return VisionBlock(
             (parts.norm(f"{block}.norm1"), parts.norm(f"{block}.norm2")),
             self._attention(parts, block),
@@ -72,7 +72,7 @@ class Qwen2_5Tower(_QwenTower):  # noqa: N801
 class Qwen3Tower(_QwenTower):
     """All patches of a frame attend to each other. Embeddings of positions, layer norms, results of several layers."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: VisionParts) -> None:
         super().__init__(parts)
         self._positions_XD = parts.weight("pos_embed.weight")
         self._blocks = [self._block(parts, f"blocks.{layer}") for layer in range(parts.spec.num_layers)]
@@ -82,7 +82,7 @@ class Qwen3Tower(_QwenTower):
             for index, layer in enumerate(parts.spec.deepstack_layers)
         }
 
-    def _block(self, parts: Parts, block: str) -> VisionBlock:
+    def _block(self, parts: VisionParts, block: str) -> VisionBlock:
         return VisionBlock(
             (parts.norm(f"{block}.norm1"), parts.norm(f"{block}.norm2")),
             self._attention(parts, block),
@@ -107,7 +107,7 @@ class Qwen3Tower(_QwenTower):
 class _Merger:
     """Makes one embedding of each block of patches."""
 
-    def __init__(self, parts: Parts, key: str, *, merges_first: bool) -> None:
+    def __init__(self, parts: VisionParts, key: str, *, merges_first: bool) -> None:
         """`merges_first`: whether the norm is over all patches of a block together."""
         self._norm = parts.norm(f"{key}.norm")
         self._layers = parts.linear(f"{key}.linear_fc1"), parts.linear(f"{key}.linear_fc2")

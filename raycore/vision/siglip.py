@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raycore.vision.blocks import Parts, VisionAttention, VisionBlock
+from raycore.vision.blocks import VisionAttention, VisionBlock, VisionParts
 from raycore.vision.grids import Grid
 
 
 class SiglipTower:
     """All patches attend to each other. Squares of patches are then averaged, normalized and projected."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: VisionParts) -> None:
         spec, weights = parts.spec, parts.weights
         assert spec.image_size is not None
         assert spec.tokens_per_image is not None
@@ -51,7 +51,7 @@ class SiglipTower:
         return patches.permute(1, 3, 0, 2, 4).reshape(self._num_rows**2, -1)
 
 
-def _block(parts: Parts, block: str) -> VisionBlock:
+def _block(parts: VisionParts, block: str) -> VisionBlock:
     weight, bias = (
         torch.cat([parts.weights[f"{block}.self_attn.{name}_proj.{each}"] for name in "qkv"])
         for each in ("weight", "bias")

@@ -10,7 +10,7 @@ from raycore.checkpoint.vision_tensors import divides
 from raycore.layers.operations import Operations
 from raycore.models.vision import VisionSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.vision.blocks import Parts
+from raycore.vision.blocks import VisionParts
 from raycore.vision.grids import Grid
 from raycore.vision.qwen import Qwen2_5Tower, Qwen3Tower
 from raycore.vision.siglip import SiglipTower
@@ -31,6 +31,6 @@ class Tower(Protocol):
 
 def make_tower(spec: VisionSpec, weights: VisionWeights, operations: Operations, ranks: TensorParallel) -> Tower:
     """Return the encoder with a rank's weights. `ranks`: all tensor-parallel ranks, which may not divide it."""
-    parts = Parts(spec, weights, operations, ranks if divides(spec, ranks.size) else TensorParallel())
+    parts = VisionParts(spec, weights, operations, ranks if divides(spec, ranks.size) else TensorParallel())
     towers = {"qwen2_5_vl": Qwen2_5Tower, "qwen3_vl": Qwen3Tower, "siglip": SiglipTower}
     return towers[spec.kind](parts)

@@ -22,7 +22,7 @@ import torch
 
 from raycore.class_paths import import_path
 from raycore.models.linears import FusedLinear, dense_linears
-from raycore.models.mixers.spec import MixerSpec, Vector
+from raycore.models.mixers.spec import MixerSpec, MixerTensor
 from raycore.models.quantization import WeightScheme, stored_scheme
 from raycore.models.rows import Rows
 from raycore.weights.checkpoint_reader import CheckpointReader
@@ -314,7 +314,7 @@ class RankLayout:
             offset += part.num
         return out_O
 
-    def _parts(self, prefix: str, vector: Vector) -> torch.Tensor:
+    def _parts(self, prefix: str, vector: MixerTensor) -> torch.Tensor:
         num, row = sum(part.num for part in vector.parts), vector.row[len(vector.of_row) :]
         out = self._share.empty(num, *row, dtype=torch.float32 if vector.is_float32 else None)
         offset = 0

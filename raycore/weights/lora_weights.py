@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raycore.checkpoint.gguf.adapter import read_gguf_adapter
 from raycore.checkpoint.gguf.header import is_gguf
-from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraModule, LoraSpec
+from raycore.checkpoint.lora_spec import ADAPTER_FILE, LoraProjection, LoraSpec
 from raycore.checkpoint.weight_files import read_headers
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
 from raycore.models.linears import FusedLinear, FusedName, dense_linears
@@ -144,12 +144,12 @@ class _Loader:
             first_output += rows.num
         return LoraLinear(torch.cat(all_a_RI), tuple(parts)) if parts else None
 
-    def _a(self, module: LoraModule, inputs: Rows) -> Tensor:
+    def _a(self, module: LoraProjection, inputs: Rows) -> Tensor:
         whole = slice(None)
         a_RI = self._reader.view(module.a_name, (module.rank, inputs.total), (whole, inputs.part))
         return self._converted(a_RI, module.a_name)
 
-    def _b(self, module: LoraModule, outputs: Rows) -> Tensor:
+    def _b(self, module: LoraProjection, outputs: Rows) -> Tensor:
         b_OR = self._reader.view(module.b_name, (outputs.num_stored, module.rank), (outputs.stored_part,))
         return self._converted((b_OR.float() * module.scaling).t().contiguous(), module.b_name)
 

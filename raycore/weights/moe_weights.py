@@ -32,7 +32,7 @@ class Fill(Protocol):
 
 
 @dataclass
-class SharedWeights:
+class SharedExpertWeights:
     """The part of a sparse layer's shared experts on one tensor-parallel rank."""
 
     gate_up_FD: torch.Tensor
@@ -77,8 +77,8 @@ class MoeWeights:
     """For each of the rank's experts, its gate rows, then its up rows."""
     down_EDF: Weight
     correction_E: torch.Tensor | None = None
-    """float32: see `Router.has_correction`."""
-    shared: SharedWeights | None = None
+    """float32: see `ExpertChoice.has_correction`."""
+    shared: SharedExpertWeights | None = None
     router_bias_E: torch.Tensor | None = None
     gate_up_bias_EF: torch.Tensor | None = None
     down_bias_ED: torch.Tensor | None = None
@@ -154,14 +154,16 @@ class MoeLayout:
         self._fill(out_E, f"{block}.{self._names.correction}", (self._moe.num_experts,), (slice(None),))
         return out_E
 
-    def _shared(self, block: str) -> SharedWeights | None:
+    def _shared(self, block: str) -> SharedExpertWeights | None:
         shared, rows, hidden = self._moe.shared, self._share.shared_expert_rows, self._hidden
         if shared is None:
             return None
         gate_1D = self._share.empty(1, hidden) if shared.has_gate else None
         if gate_1D is not None:
             self._fill(gate_1D, f"{block}.{self._names.shared_gate}.weight", (1, hidden), (slice(None),))
-        out = SharedWeights(self._share.empty(2 * len(rows), hidden), self._share.empty(hidden, len(rows)), gate_1D)
+        out = SharedExpertWeights(
+            self._share.empty(2 * len(rows), hidden), self._share.empty(hidden, len(rows)), gate_1D
+        )
         prefix = f"{block}.{self._names.shared}"
         self._fill_network(prefix, shared.intermediate_size, rows, ExpertWeights(out.gate_up_FD, out.down_DF))
         return out

@@ -27,7 +27,7 @@ class ModelView:
         self._worker = worker
 
     def load_weights(self, weights: NamedTensors) -> set[str]:
-        """See `WeightUpdates.load_weights`."""
+        """See `WorkerWeightUpdates.load_weights`."""
         return self._worker.load_weights(weights)
 
 

@@ -18,7 +18,7 @@ from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.drafting.drafter import NO_DRAFTS, Drafting
 from raycore.runner.execution import BY_OPERATION, GraphedSteps, StepExecution
 from raycore.runner.heads import Head, NextStage
-from raycore.runner.part import Following, RunnerPart
+from raycore.runner.part import PlanFollower, RunnerPart
 from raycore.runner.recorded_layers import RecordedLayers
 from raycore.runner.rows import ALL_ROWS, StepRows
 from raycore.runner.runner import ModelRunner
@@ -67,7 +67,7 @@ def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
         rows=rows,
         execution=_make_execution(core, attention, has_graphs=bool(sizes)),
         parts=[
-            *map(Following, followers),
+            *map(PlanFollower, followers),
             *_adapted_rows(core, batch, rows),
             *_returned_tokens(core, batch),
         ],
@@ -119,10 +119,10 @@ def _make_processors(setup: WorkerSetup) -> ProcessorBatch:
     """Make users' logits processors. Raises InvalidConfig if one can't be imported, or its constructor fails."""
     # imported lazily: few engines have any
     from raycore.sampling.processor_batch import ProcessorBatch
-    from raycore.sampling.processor_config import ProcessorConfig
+    from raycore.sampling.processor_config import LogitsProcessorConfig
 
     classes = processor_classes(setup.config.plugins, setup.config.logits_processors)
-    config, device = ProcessorConfig.of(setup.config, setup.dtype), setup.device
+    config, device = LogitsProcessorConfig.of(setup.config, setup.dtype), setup.device
     try:
         return ProcessorBatch(lambda: [each(config, device, device.type == "cuda") for each in classes])
     except Exception as error:  # users' code may raise anything

@@ -8,16 +8,16 @@ from raycore.messages import StepResult
 from raycore.pending import Pending
 
 
-class StepTimes(NamedTuple):
+class WorkerTimes(NamedTuple):
     """What a worker has spent its time on in all its steps so far, in seconds of the host."""
 
     computing_s: float
     link_s: float
     """Waiting for the worker of the stage before, or of the next one."""
 
-    def plus(self, computing_s: float, link_s: float) -> StepTimes:
+    def plus(self, computing_s: float, link_s: float) -> WorkerTimes:
         """Return these times and those of another step."""
-        return StepTimes(self.computing_s + computing_s, self.link_s + link_s)
+        return WorkerTimes(self.computing_s + computing_s, self.link_s + link_s)
 
 
 class Unreported:

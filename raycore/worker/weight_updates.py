@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from raycore.worker.weight_export import ExportedWeights
 
 
-class WeightUpdates(WorkerPart):
+class WorkerWeightUpdates(WorkerPart):
     """Updates of weights, of which one at a time is under way. No step may run in any of these methods."""
 
     def __init__(self, core: WorkerCore) -> None:

@@ -38,11 +38,11 @@ from raycore.worker.rank import WorkerRank
 from raycore.worker.regrouping import ExpertRegrouping
 from raycore.worker.runner_factory import make_runner
 from raycore.worker.setup import gpu_id, set_up
-from raycore.worker.steps import StepTimes, Unreported
+from raycore.worker.steps import Unreported, WorkerTimes
 from raycore.worker.transfers import WorkerTransfers
 from raycore.worker.warm_up import warm_up_plans
 from raycore.worker.weight_reads import LEAST_BYTES, bytes_of_step, read_rate
-from raycore.worker.weight_updates import WeightUpdates
+from raycore.worker.weight_updates import WorkerWeightUpdates
 from raycore.worker.worker_model import WorkerModel
 from raycore.worker.worker_profile import WorkerProfiler
 from raycore.worker.worker_weights import WorkerWeights
@@ -60,7 +60,7 @@ PARTS: tuple[type[WorkerPart], ...] = (
     GrammarPreparation,
     AdapterReader,
     WorkerTransfers,
-    WeightUpdates,
+    WorkerWeightUpdates,
     WorkerWeights,
     ExpertRegrouping,
 )
@@ -78,7 +78,7 @@ class Worker(WorkerProtocol):
     def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
         self._core = WorkerCore(config, rank)
         self._parts: dict[type[WorkerPart], WorkerPart] = {}
-        self._step_times = StepTimes(0.0, 0.0)
+        self._step_times = WorkerTimes(0.0, 0.0)
 
     @property
     def config(self) -> EngineConfig:
@@ -221,7 +221,7 @@ class Worker(WorkerProtocol):
         """
         return self._core.runner.take_draft_token_ids(slots, num_tokens)
 
-    def step_times(self) -> StepTimes:
+    def step_times(self) -> WorkerTimes:
         """Return what this worker has spent its time on in steps. On a GPU, that is only the host's time."""
         return self._step_times
 

@@ -16,7 +16,7 @@ from raycore.logs import log_as
 from raycore.node import lifeline, listeners
 from raycore.node.niceness import run_yielding
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id, node_ip, own_gpus, title_process
-from raycore.rpc.endpoint import Endpoint, Invitation, TransportClosed
+from raycore.rpc.endpoint import Invitation, TransportClosed, WorkerEndpoint
 from raycore.rpc.server import RpcServer
 from raycore.system import os, threading
 from raycore.worker.protocol import WorkerProtocol
@@ -37,7 +37,7 @@ class WorkerActor:
         self._config = EngineConfig.decode(config_bytes)
         self._name = name
         self._stopping = threading.Event()
-        self._endpoint: Endpoint | None = None
+        self._endpoint: WorkerEndpoint | None = None
         self._worker: WorkerProtocol | None = None
         title_process(name)
         end_with_raylet()

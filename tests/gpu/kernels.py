@@ -18,7 +18,7 @@ from raycore.kernels.gpu import experts, linear, rows, sampling
 from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenLocations, chunk_tiles
 from raycore.layers import fp8_linear
 from raycore.layers.gate import gate_and_mul
-from raycore.models.moe import Router
+from raycore.models.moe import ExpertChoice
 from raycore.models.spec import ClampedSwiglu, Gate
 from raycore.sampling import keyed_random, picking
 
@@ -142,7 +142,9 @@ def _check_experts(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
     for num_tokens in (1, sizes.num_rows, sizes.num_tokens):
         x_ND = randn(2, device, sizes.dtype, num_tokens, dim)
         router_logits_NE = randn(3, device, torch.float32, num_tokens, num_experts)
-        weights_NK, ids_NK = experts.route(router_logits_NE, sizes.per_token, Router(is_normalized=True), sizes.dtype)
+        weights_NK, ids_NK = experts.route(
+            router_logits_NE, sizes.per_token, ExpertChoice(is_normalized=True), sizes.dtype
+        )
         likely = router_logits_NE.double().softmax(-1).topk(sizes.per_token)
         expected_NK = likely.values / likely.values.sum(-1, keepdim=True)
         # float32 may order two almost equal probabilities differently

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from raycore.activity import PauseMode
 from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
-from raycore.client.inputs import Images, OnlyText, parse_prompts
+from raycore.client.inputs import OnlyText, PromptImages, parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.pooling import PLACEHOLDER, resolved
 from raycore.client.watchers import Watcher, Watchers
@@ -95,7 +95,7 @@ class FakeEngine(AsyncCalls):
         """Follow every prompt instead of `text`."""
         self.tokenizer = Tokenizer.from_dir(demo_model_path()) if tokenizer is None else tokenizer
         self.unavailable_reason: str | None = None
-        self.images: Images = OnlyText("fake")
+        self.images: PromptImages = OnlyText("fake")
         self.default_sampling_params: dict[str, Any] = {}
         self.max_model_len = max_model_len
         self.max_http_logprobs = 20

@@ -26,7 +26,7 @@ from raycore.messages import EncoderPlan, EngineRequest, NewRequest, StepPlan, S
 from raycore.sampling_params import RepetitionDetectionParams, SamplingParams
 from raycore.scheduler.adapter_limit import AdapterLimit
 from raycore.scheduler.cache_events import CacheEvents
-from raycore.scheduler.drafting import Drafting
+from raycore.scheduler.drafting import DraftPlanning
 from raycore.scheduler.encoder_inputs import EncoderInputs
 from raycore.scheduler.part import SchedulerPart
 from raycore.scheduler.prefix_states import PrefixStates
@@ -439,7 +439,7 @@ class FakeEngineCore:
         if enable_prefix_caching and state_rows is not None:
             parts.append(PrefixStates(state_rows))
         if num_right is not None:
-            parts.append(Drafting(Clairvoyant(num_right, self.requests)))
+            parts.append(DraftPlanning(Clairvoyant(num_right, self.requests)))
         if encoder is not None:
             parts.append(EncoderInputs(encoder))
         if connector is not None:

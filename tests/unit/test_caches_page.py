@@ -55,7 +55,7 @@ NOT_CACHES = {
         scheduler.encoder_inputs.EncoderInputs._partial
         scheduler.scheduler.Scheduler._requests
         scheduler.transfers.Transfers._sending
-        server.adapters.Adapters._changing
+        server.adapters.OfferedAdapters._changing
         server.batch.files.RequestFile.line_numbers
         server.batch.files.ResultFile.done
         server.parsers.tool_calls.pythonic.PythonicParser._given

@@ -14,7 +14,7 @@ from raycore.cli.bench.samples import Sample
 
 
 @dataclass
-class Result:
+class RequestResult:
     """One request, as its client sees it. Times are in seconds."""
 
     prompt_len: int
@@ -65,10 +65,10 @@ class Target:
 
 async def send(
     session: aiohttp.ClientSession, target: Target, sample: Sample, model: str, request_id: str | None = None
-) -> Result:
+) -> RequestResult:
     """Send one request and read its answer. An error is in the result."""
     headers = target.headers if request_id is None else target.headers | {"X-Request-Id": request_id}
-    result = Result(sample.prompt_len)
+    result = RequestResult(sample.prompt_len)
     body = target.body_of(sample, model)
     result.start_time = time.perf_counter()
     try:
@@ -87,7 +87,7 @@ async def send(
     return result
 
 
-async def _read(response: aiohttp.ClientResponse, result: Result) -> None:
+async def _read(response: aiohttp.ClientResponse, result: RequestResult) -> None:
     last: float | None = None
     is_whole = False
     parts: list[str] = []

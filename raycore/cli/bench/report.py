@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from raycore.cli.bench.client import Result
+from raycore.cli.bench.client import RequestResult
 
 METRICS = {
     "ttft": ("TTFT", "Time to First Token"),
@@ -29,13 +29,13 @@ DETAILS = ("input_lens", "output_lens", "start_times", "ttfts", "itls", "generat
 _WIDTH = 50
 
 
-def tpot_s(result: Result, num_tokens: int) -> float:
+def tpot_s(result: RequestResult, num_tokens: int) -> float:
     """Mean seconds per token after the first; 0 if there is only one."""
     return (result.latency - result.ttft) / (num_tokens - 1) if num_tokens > 1 else 0.0
 
 
 def measured(
-    results: Sequence[Result],
+    results: Sequence[RequestResult],
     duration_s: float,
     *,
     percentiles: Sequence[float],
@@ -98,7 +98,7 @@ def measured(
     return found
 
 
-def _num_good(done: Sequence[Result], tpots: Sequence[float], goals_ms: Mapping[str, float]) -> int:
+def _num_good(done: Sequence[RequestResult], tpots: Sequence[float], goals_ms: Mapping[str, float]) -> int:
     return sum(
         all(
             1e3 * seconds <= goals_ms.get(name, math.inf)
@@ -108,7 +108,7 @@ def _num_good(done: Sequence[Result], tpots: Sequence[float], goals_ms: Mapping[
     )
 
 
-def _peaks(done: Sequence[Result]) -> dict[str, float]:
+def _peaks(done: Sequence[RequestResult]) -> dict[str, float]:
     """The most tokens, and the most running requests, of any second."""
     if not done:
         return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.hub_cache import find_directory
 from raycore.cli.bench.arrivals import Traffic, arrival_times_s
-from raycore.cli.bench.client import Result, Target, send
+from raycore.cli.bench.client import RequestResult, Target, send
 from raycore.cli.bench.flags import BACKENDS, SAMPLING_FLAGS
 from raycore.cli.bench.report import DETAILS, GOALS, METRICS, measured, table
 from raycore.cli.bench.samples import Sample, samples
@@ -188,14 +188,14 @@ async def _run(
     model: str,
     prompts: Sequence[Sample],
     traffic: Traffic,
-) -> tuple[list[Result], float]:
+) -> tuple[list[RequestResult], float]:
     """Send all requests. Returns their results, and how many seconds passed from the first until the last answer."""
     limit = asyncio.Semaphore(args.max_concurrency or len(prompts) + args.num_warmups)
     models = _models(args, model, len(prompts))
 
     async def limited(
         session: aiohttp.ClientSession, sample: Sample, name: str, request_id: str | None = None
-    ) -> Result:
+    ) -> RequestResult:
         came_s = time.perf_counter()
         async with limit:
             waited_s = time.perf_counter() - came_s
@@ -214,7 +214,7 @@ async def _run(
             await _post(session, f"{base_url}/start_profile", target.headers)
         times_s = arrival_times_s(traffic, len(prompts), np.random.default_rng(args.seed))
         progress = stack.enter_context(tqdm(total=len(prompts), disable=args.disable_tqdm))
-        tasks: list[asyncio.Task[Result]] = []
+        tasks: list[asyncio.Task[RequestResult]] = []
         begun_s = time.perf_counter()
         for sample, name, time_s in zip(prompts, models, times_s, strict=True):
             left_s = begun_s + time_s - time.perf_counter()

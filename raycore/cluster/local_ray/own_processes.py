@@ -21,12 +21,12 @@ and terminals send SIGHUP and SIGINT to their foreground group."""
 _reapers: list[subprocess.Popen[bytes]] = []
 
 
-class OwnProcess(subprocess.Popen[bytes]):
+class RayProcess(subprocess.Popen[bytes]):
     """A process of a local Ray, in its own session, with termination signals blocked. A raylet also gets a reaper."""
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
         def start() -> None:
-            super(OwnProcess, self).__init__(command, start_new_session=True, **options)
+            super(RayProcess, self).__init__(command, start_new_session=True, **options)
             if os.path.basename(command[0]) == "raylet":
                 # started on the starter's thread, where no signal can interrupt between the two starts
                 reaper = [sys.executable, "-I", "-S", session_reaper.__file__, str(self.pid)]

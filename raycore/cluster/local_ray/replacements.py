@@ -21,7 +21,7 @@ from typing import Any
 import ray
 
 from raycore.cluster.local_ray import idle_agent
-from raycore.cluster.local_ray.own_processes import OwnProcess
+from raycore.cluster.local_ray.own_processes import RayProcess
 from raycore.ray_api import TOKEN_VARIABLE
 from raycore.system import os, secrets
 
@@ -78,8 +78,8 @@ def command_of_idle_agent(python_command: Callable[..., list[str]], component: s
     return python_command(component, *args, **options)
 
 
-def start_shielded(_console_popen: object, *args: Any, **options: Any) -> OwnProcess:
-    """Start one of Ray's processes as an `OwnProcess`. See there for how.
+def start_shielded(_console_popen: object, *args: Any, **options: Any) -> RayProcess:
+    """Start one of Ray's processes as an `RayProcess`. See there for how.
 
     Why: Ray starts its processes in the program's process group. Terminals, `timeout` and service managers signal all
     of the group. That would end Ray while the program still drains its requests, and without Ray the program hangs for
@@ -89,7 +89,7 @@ def start_shielded(_console_popen: object, *args: Any, **options: Any) -> OwnPro
     SIGINT blocked or ignored, and agents and workers end within a second of a raylet that was killed.
     `tests/ray/test_ending_by_signal.py` then passes without the replacement.
     """
-    return OwnProcess(*args, **options)
+    return RayProcess(*args, **options)
 
 
 def save_token_if_possible(generate_and_save_token: Callable[[], None]) -> None:

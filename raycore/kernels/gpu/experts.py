@@ -28,7 +28,7 @@ from torch import Tensor
 
 from raycore.kernels.gates import gate_arguments
 from raycore.kernels.gpu.gates import gate_and_mul
-from raycore.models.moe import Router
+from raycore.models.moe import ExpertChoice
 from raycore.models.spec import Gate
 
 _FEW_PAIRS = 16
@@ -59,7 +59,7 @@ class _Groups(NamedTuple):
 def route(
     router_logits_NE: Tensor,
     num_experts_per_tok: int,
-    router: Router,
+    router: ExpertChoice,
     dtype: torch.dtype,
     correction_E: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:

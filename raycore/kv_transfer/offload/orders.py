@@ -17,7 +17,7 @@ class Save(msgspec.Struct, array_like=True, gc=False):
     to_file: bool
 
 
-class Source(msgspec.Struct, array_like=True, gc=False):
+class BlockSource(msgspec.Struct, array_like=True, gc=False):
     """A block to load."""
 
     block: int
@@ -26,27 +26,27 @@ class Source(msgspec.Struct, array_like=True, gc=False):
     """Of a block in a file."""
 
 
-class Job(msgspec.Struct, array_like=True):
+class LoadJob(msgspec.Struct, array_like=True):
     """Blocks that a request waits for."""
 
     seq_id: int
-    sources: list[Source]
+    sources: list[BlockSource]
 
 
 class Orders(msgspec.Struct, array_like=True):
     """For the workers, with a plan. In this order: saves, loads, jobs."""
 
     saves: list[Save] = []
-    loads: list[Source] = []
+    loads: list[BlockSource] = []
     """From the host's memory, before the step."""
-    jobs: list[Job] = []
+    jobs: list[LoadJob] = []
     cancelled: list[int] = []
     """The seq_ids of jobs for which nobody waits any more."""
     clears_files: bool = False
     """Whether all files are removed first."""
 
 
-class Report(msgspec.Struct, array_like=True):
+class LoadReport(msgspec.Struct, array_like=True):
     """For the scheduler's side, with a step's result: what a worker has loaded since the last report."""
 
     host_bytes: int = 0
@@ -57,7 +57,7 @@ class Report(msgspec.Struct, array_like=True):
     """How many times the files were removed."""
 
 
-class Hello(msgspec.Struct, array_like=True):
+class WorkerHello(msgspec.Struct, array_like=True):
     """For the scheduler's side, at the start."""
 
     block_bytes: int
@@ -67,5 +67,5 @@ class Hello(msgspec.Struct, array_like=True):
 
 orders_encoder = msgspec.msgpack.Encoder()
 orders_decoder = msgspec.msgpack.Decoder(Orders)
-report_decoder = msgspec.msgpack.Decoder(Report)
-hello_decoder = msgspec.msgpack.Decoder(Hello)
+report_decoder = msgspec.msgpack.Decoder(LoadReport)
+hello_decoder = msgspec.msgpack.Decoder(WorkerHello)

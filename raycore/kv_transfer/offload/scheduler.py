@@ -17,12 +17,12 @@ from raycore.kv_transfer.offload.connector import OffloadSettings
 from raycore.kv_transfer.offload.files import path_of
 from raycore.kv_transfer.offload.orders import (
     NOWHERE,
-    Hello,
-    Job,
+    BlockSource,
+    LoadJob,
+    LoadReport,
     Orders,
-    Report,
     Save,
-    Source,
+    WorkerHello,
     hello_decoder,
     orders_encoder,
     report_decoder,
@@ -81,7 +81,7 @@ class OffloadScheduler(SchedulerConnector):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, bytes]) -> None:
         """Take in the sizes of the workers' blocks and memories."""
-        hellos: list[Hello] = [hello_decoder.decode(data) for data in metadata.values()]
+        hellos: list[WorkerHello] = [hello_decoder.decode(data) for data in metadata.values()]
         self._free = list(range(min(hello.num_slots for hello in hellos)))[::-1]
         self._directories = [Path(hello.directory) for hello in hellos if hello.directory is not None]
         self._cost = CostModel(max(hello.block_bytes for hello in hellos), self._block_size)
@@ -128,16 +128,16 @@ class OffloadScheduler(SchedulerConnector):
         first, slots = self._found.pop(request.seq_id)
         num_blocks = num_external_tokens // self._block_size
         self._taken[request.seq_id] = slots[:num_blocks]
-        sources: list[Source] = []
+        sources: list[BlockSource] = []
         for index, slot in enumerate(slots[:num_blocks], first):
             digest = request.digests[index]
             if slot != NOWHERE:
                 self._pinned[slot] += 1
                 self._slot_of.move_to_end(digest)
-            sources.append(Source(block_ids[index], slot, b"" if slot != NOWHERE else digest))
+            sources.append(BlockSource(block_ids[index], slot, b"" if slot != NOWHERE else digest))
         used = [source.slot for source in sources if source.slot != NOWHERE]
         if NOWHERE in slots:
-            self._orders.jobs.append(Job(request.seq_id, sources))
+            self._orders.jobs.append(LoadJob(request.seq_id, sources))
             self._job_slots[request.seq_id] = used
         else:
             self._orders.loads += sources
@@ -230,7 +230,7 @@ class OffloadScheduler(SchedulerConnector):
         for seq_id in result.received:
             self._unpin(self._job_slots.pop(seq_id, ()))
         for reply in result.reply:
-            report: Report = report_decoder.decode(reply)
+            report: LoadReport = report_decoder.decode(reply)
             self._cost.observe_fetch(report.host_bytes, report.host_s, is_local=True)
             self._cost.observe_fetch(report.file_bytes, report.file_s, is_local=False)
             self._num_clearing -= report.num_cleared

@@ -16,7 +16,7 @@ from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector
 from raycore.kv_transfer.host_pool import HostPool
 from raycore.kv_transfer.offload.connector import OffloadSettings
 from raycore.kv_transfer.offload.files import BlockFiles
-from raycore.kv_transfer.offload.orders import NOWHERE, Hello, Job, Orders, Report, Save, orders_decoder
+from raycore.kv_transfer.offload.orders import NOWHERE, LoadJob, LoadReport, Orders, Save, WorkerHello, orders_decoder
 from raycore.messages import StepPlan
 from raycore.system import queue, threading, time
 
@@ -32,7 +32,7 @@ _JOIN_S = 5.0
 
 @dataclass(eq=False)
 class _RunningJob:
-    job: Job
+    job: LoadJob
     deadline_s: float
     is_cancelled: bool = False
     failed_blocks: list[int] = field(default_factory=list[int])
@@ -53,7 +53,7 @@ class OffloadWorker(WorkerConnector):
         self._files: BlockFiles | None = None
         self._reader: _Reader | None = None
         self._writer: _Writer | None = None
-        self._report = Report()
+        self._report = LoadReport()
         self._received: list[int] = []
         self._failed_blocks: list[int] = []
 
@@ -90,7 +90,7 @@ class OffloadWorker(WorkerConnector):
         assert self._caches is not None
         assert self._pool is not None
         directory = None if self._files is None else str(self._files.directory)
-        return msgspec.msgpack.encode(Hello(self._caches.block_bytes, len(self._pool.blocks), directory))
+        return msgspec.msgpack.encode(WorkerHello(self._caches.block_bytes, len(self._pool.blocks), directory))
 
     def start_load_kv(self, plan: StepPlan) -> None:
         if self.metadata is None:
@@ -155,9 +155,9 @@ class OffloadWorker(WorkerConnector):
     def build_connector_worker_meta(self) -> bytes | None:
         if self._writer is not None:
             self._report.num_cleared = self._writer.take_num_cleared()
-        if self._report == Report():
+        if self._report == LoadReport():
             return None
-        report, self._report = self._report, Report()
+        report, self._report = self._report, LoadReport()
         return msgspec.msgpack.encode(report)
 
     def shutdown(self) -> None:

@@ -7,7 +7,7 @@ __all__ = ["AttentionHeads"]
 from typing import TYPE_CHECKING, ClassVar
 
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import NOTHING_CACHED, Cached, HeadShape, MixerSpec, Vector
+from raycore.models.mixers.spec import NOTHING_CACHED, Cached, HeadShape, MixerSpec, MixerTensor
 from raycore.models.rows import Rows, divided, stored_together, whole
 
 if TYPE_CHECKING:
@@ -52,17 +52,17 @@ class AttentionHeads(MixerSpec, frozen=True):
             ),
         )
 
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[Vector, ...]:
-        found: list[Vector] = []
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
+        found: list[MixerTensor] = []
         if model.qk_norm is not None:
             q, k = f"{model.names.q_norm}.weight", f"{model.names.k_norm}.weight"
             q_norm, k_norm = whole(q, model.head_dim), whole(k, model.head_dim)
             if model.qk_norm == "width":
                 q_norm = self._heads(model, tp_rank, tp_size)._replace(name=q)
                 k_norm = self._keys(model, k, tp_rank, tp_size)
-            found += [Vector("q_norm_H", (q_norm,)), Vector("k_norm_H", (k_norm,))]
+            found += [MixerTensor("q_norm_H", (q_norm,)), MixerTensor("k_norm_H", (k_norm,))]
         if model.sinks:
-            found.append(Vector("sinks_N", (divided(_SINKS, model.num_heads, tp_rank, tp_size),)))
+            found.append(MixerTensor("sinks_N", (divided(_SINKS, model.num_heads, tp_rank, tp_size),)))
         return tuple(found)
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import StateTensor, Vector
+from raycore.models.mixers.spec import MixerTensor, StateTensor
 from raycore.models.mixers.state import StateMixer
 from raycore.models.rows import Rows, divided, stored_together, whole
 
@@ -83,16 +83,16 @@ class DeltaSpec(StateMixer, frozen=True, tag=True):
             FusedLinear("o_DO", output, values, reads_divided=True, is_plain=True),
         )
 
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[Vector, ...]:
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
         channels = self._channels("linear_attn.conv1d.weight", tp_rank, tp_size)
         decay, bias = (
             divided(f"linear_attn.{name}", self.num_v_heads, tp_rank, tp_size) for name in ("A_log", "dt_bias")
         )
         return (
-            Vector("conv_CW", channels, (1, self.conv_size), (0,)),
-            Vector("decay_N", (decay,), is_float32=True),
-            Vector("bias_N", (bias,), is_float32=True),
-            Vector("norm_H", (whole("linear_attn.norm.weight", self.v_dim),)),
+            MixerTensor("conv_CW", channels, (1, self.conv_size), (0,)),
+            MixerTensor("decay_N", (decay,), is_float32=True),
+            MixerTensor("bias_N", (bias,), is_float32=True),
+            MixerTensor("norm_H", (whole("linear_attn.norm.weight", self.v_dim),)),
         )
 
     def state(self, tp_size: int) -> tuple[StateTensor, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import StateTensor, Vector
+from raycore.models.mixers.spec import MixerTensor, StateTensor
 from raycore.models.mixers.state import StateMixer
 from raycore.models.rows import Rows, divided, stored_together, whole
 
@@ -78,13 +78,13 @@ class Mamba2Spec(StateMixer, frozen=True, tag=True):
             FusedLinear("o_DO", output, values, reads_divided=True, is_plain=True),
         )
 
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[Vector, ...]:
-        def of_channels(field: str, name: str, *row: int) -> Vector:
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
+        def of_channels(field: str, name: str, *row: int) -> MixerTensor:
             parts = stored_together(f"mamba.{name}", *self._channels(tp_rank, tp_size))
-            return Vector(field, parts, row, (0,) * (len(row) - 1))
+            return MixerTensor(field, parts, row, (0,) * (len(row) - 1))
 
-        def of_heads(field: str, name: str) -> Vector:
-            return Vector(field, (divided(f"mamba.{name}", self.num_v_heads, tp_rank, tp_size),), is_float32=True)
+        def of_heads(field: str, name: str) -> MixerTensor:
+            return MixerTensor(field, (divided(f"mamba.{name}", self.num_v_heads, tp_rank, tp_size),), is_float32=True)
 
         return (
             of_channels("conv_CW", "conv1d.weight", 1, self.conv_size),
@@ -92,7 +92,7 @@ class Mamba2Spec(StateMixer, frozen=True, tag=True):
             of_heads("decay_N", "A_log"),
             of_heads("bias_N", "dt_bias"),
             of_heads("skip_N", "D"),
-            Vector("norm_O", (divided("mamba.norm.weight", self.num_values, tp_rank, tp_size),)),
+            MixerTensor("norm_O", (divided("mamba.norm.weight", self.num_values, tp_rank, tp_size),)),
         )
 
     def state(self, tp_size: int) -> tuple[StateTensor, ...]:

@@ -12,9 +12,9 @@ __all__ = [
     "Cached",
     "HeadShape",
     "MixerSpec",
+    "MixerTensor",
     "Refusable",
     "StateTensor",
-    "Vector",
 ]
 
 from abc import abstractmethod
@@ -36,7 +36,7 @@ Refusable = Literal["context_parallelism", "kv_transfer", "draft_model", "graphs
 simulation by its sizes alone."""
 
 
-class Vector(NamedTuple):
+class MixerTensor(NamedTuple):
     """Another tensor of a rank, such as the weights of a norm: some rows of tensors of the checkpoint."""
 
     field: str
@@ -121,7 +121,7 @@ class MixerSpec(msgspec.Struct, frozen=True):
         """
 
     @abstractmethod
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[Vector, ...]:
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
         """Return the other tensors of a rank."""
 
     def tensors(self, model: ModelSpec, num_inputs: int | None = None) -> dict[str, tuple[int, ...]]:

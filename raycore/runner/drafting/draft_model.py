@@ -13,7 +13,7 @@ from torch import Tensor
 from raycore.attention.spec import Attention
 from raycore.decoder.network import NO_TAPS, Network
 from raycore.messages import StepPlan
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.drafting.rows import DraftRows
 from raycore.step.batch import Ints, StepInputs
@@ -59,7 +59,7 @@ class DraftModel:
         self._is_filled = np.zeros(num_blocks, np.bool_)
         """By block: whether it has the keys and values of all its tokens."""
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         yield self, {"_compute": "draft_forward"}
 
     def apply(self, plan: StepPlan) -> None:

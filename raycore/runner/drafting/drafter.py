@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raycore.decoder.network import Taps
 from raycore.messages import StepPlan
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.runner.drafting.rows import DraftRows
 from raycore.runner.part import RunnerPart
 from raycore.sampling.sampler import Sampler
@@ -28,7 +28,7 @@ class DraftNetwork(Protocol):
     taps: Taps
     """What reads the target's hidden states in its steps."""
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         """The parts of drafting, for profiles."""
         ...
 
@@ -106,7 +106,7 @@ class Drafter(Drafting):
     def received(self, step: StepInputs, rows: Ints) -> None:
         self.network.accept(step, rows)
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         yield self, {"draft": "draft"}
         yield from self.network.parts()
 

@@ -16,7 +16,7 @@ from raycore.attention.spec import Attention
 from raycore.decoder.eagle3_head import Eagle3Head
 from raycore.decoder.network import Network, Taps
 from raycore.messages import StepPlan
-from raycore.profile_session import Parts
+from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.drafting.rows import DraftRows
 from raycore.step.batch import Ints, StepInputs
@@ -64,7 +64,7 @@ class Eagle3:
             for index, layer in enumerate(target_layers)
         }
 
-    def parts(self) -> Parts:
+    def parts(self) -> ProfiledParts:
         yield from self._head.parts()
 
     def apply(self, plan: StepPlan) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from raycore.server.chat.chat import Chat
 from raycore.server.errors import APIError, unsupported
 from raycore.server.generation import ServingEngine, gathered
-from raycore.server.models import Model
+from raycore.server.models import RequestModel
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import BatchChatCompletionRequest, ChatCompletionRequest
 
@@ -36,7 +36,7 @@ class BatchedChats:
         engine: ServingEngine,
         request: BatchChatCompletionRequest,
         options: ServerOptions,
-        model: Model,
+        model: RequestModel,
         request_id: str,
     ) -> BatchedChats:
         """Check a request and prepare its prompts. Raises APIError if a conversation can't be run."""

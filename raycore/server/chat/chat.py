@@ -14,7 +14,7 @@ from raycore.server.chat.prompt import as_dicts
 from raycore.server.envelope import Envelope
 from raycore.server.generation import ServingEngine, usage
 from raycore.server.logprobs import chat_logprobs, num_shown, prompt_logprobs
-from raycore.server.models import Model
+from raycore.server.models import RequestModel
 from raycore.server.options import ServerOptions
 from raycore.server.parsers.tool_calls import Content
 from raycore.server.protocol import ChatCompletionRequest
@@ -34,7 +34,11 @@ class Chat:
 
     @staticmethod
     def prepare(
-        engine: ServingEngine, request: ChatCompletionRequest, options: ServerOptions, model: Model, request_id: str
+        engine: ServingEngine,
+        request: ChatCompletionRequest,
+        options: ServerOptions,
+        model: RequestModel,
+        request_id: str,
     ) -> Chat:
         """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
         message = MessageRun.prepare(engine, request, options, model, request_id)

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from raycore.server.chat.parts import Part, ReasoningText
 from raycore.server.chat.reasoning import Reasoning
-from raycore.server.chat.tools import End, MessageReader
-from raycore.server.parsers.reasoning import Origin, Parts
+from raycore.server.chat.tools import MessageReader, TextEnd
+from raycore.server.parsers.reasoning import Origin, ReasoningPiece
 from raycore.server.parsers.tool_calls import Content
 
 
@@ -44,12 +44,12 @@ class ChoiceReader:
         """The finish reason for the client: `tool_calls` instead of `stop` if the message has tool calls."""
         return reason if self._calls is None else self._calls.finish_reason(reason)
 
-    def _split(self, text: str, is_last: bool) -> Parts:
+    def _split(self, text: str, is_last: bool) -> ReasoningPiece:
         if self._reasoning is None:
-            return Parts("", text)
+            return ReasoningPiece("", text)
         parts = self._reasoning.feed(text)
-        rest = self._reasoning.finish() if is_last else Parts("", "")
-        return Parts(parts.reasoning + rest.reasoning, parts.content + rest.content)
+        rest = self._reasoning.finish() if is_last else ReasoningPiece("", "")
+        return ReasoningPiece(parts.reasoning + rest.reasoning, parts.content + rest.content)
 
 
 def _located(part: Part, origins: Sequence[Origin]) -> list[Part]:
@@ -66,8 +66,8 @@ def _located(part: Part, origins: Sequence[Origin]) -> list[Part]:
     return pieces
 
 
-def _end_of(finish_reason: str | None, stop_reason: int | str | None) -> End | None:
+def _end_of(finish_reason: str | None, stop_reason: int | str | None) -> TextEnd | None:
     """How the text has ended; None if it hasn't. A token of the model completes the text, a stop string cuts it off."""
     if finish_reason is None:
         return None
-    return End.COMPLETE if finish_reason == "stop" and not isinstance(stop_reason, str) else End.CUT_OFF
+    return TextEnd.COMPLETE if finish_reason == "stop" and not isinstance(stop_reason, str) else TextEnd.CUT_OFF

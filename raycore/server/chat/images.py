@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from raycore.client.inputs import Images
+from raycore.client.inputs import PromptImages
 from raycore.messages import Feature, FeatureData
 from raycore.server.protocol import Message
 from raycore.text.media_parts import MediaPart
@@ -24,7 +24,7 @@ def has_images(messages: Iterable[Message] | None) -> bool:
 
 
 def with_images(
-    images: Images, text: str, parts: Sequence[MediaPart], fields: dict[str, Any], *, adds_special_tokens: bool
+    images: PromptImages, text: str, parts: Sequence[MediaPart], fields: dict[str, Any], *, adds_special_tokens: bool
 ) -> tuple[list[int], list[Feature], list[FeatureData]]:
     """Tokenize a conversation with images.
 

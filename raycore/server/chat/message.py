@@ -17,7 +17,7 @@ from raycore.server.chat.plan import MessagePlan
 from raycore.server.chat.prompt import as_dicts, encode, render, shown_tools, template_kwargs
 from raycore.server.generation import Job, Progress, ServingEngine, run, run_streaming
 from raycore.server.logprobs import TokenNames
-from raycore.server.models import Model
+from raycore.server.models import RequestModel
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest
 from raycore.server.sampling import chat_params
@@ -38,7 +38,11 @@ class MessageRun:
 
     @staticmethod
     def prepare(
-        engine: ServingEngine, request: ChatCompletionRequest, options: ServerOptions, model: Model, request_id: str
+        engine: ServingEngine,
+        request: ChatCompletionRequest,
+        options: ServerOptions,
+        model: RequestModel,
+        request_id: str,
     ) -> MessageRun:
         """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
         tokenizer = engine.get_tokenizer()

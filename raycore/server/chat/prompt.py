@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raycore.client.inputs import Images
+from raycore.client.inputs import PromptImages
 from raycore.messages import Feature, FeatureData
 from raycore.server.chat.images import with_images
 from raycore.server.errors import APIError, unsupported
@@ -116,7 +116,7 @@ def render(
     *,
     add_generation_prompt: bool,
     continue_final_message: bool,
-    images: Images | None = None,
+    images: PromptImages | None = None,
 ) -> str:
     """Render a conversation as text, with the request's chat template, else the server's, else the checkpoint's.
 

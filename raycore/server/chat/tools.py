@@ -48,7 +48,7 @@ _SHOWN = 200
 """How many characters of a model's text an error shows."""
 
 
-class End(Enum):
+class TextEnd(Enum):
     """How the text of a choice has ended."""
 
     COMPLETE = "complete"
@@ -177,7 +177,7 @@ class MessageReader:
             self._pending = self._parser.feed(use.prefill())
             self._num_prefilled = len(use.prefill())
 
-    def read(self, text: str, end: End | None) -> list[Part]:
+    def read(self, text: str, end: TextEnd | None) -> list[Part]:
         """Take the next piece of text, or the whole one. Returns the parts that are certain now.
 
         `end`: None if more text follows.
@@ -187,7 +187,7 @@ class MessageReader:
         """
         deltas = [*self._pending, *self._parser.feed(text)]
         if end is not None:
-            deltas += self._parser.finish(end is End.CUT_OFF)
+            deltas += self._parser.finish(end is TextEnd.CUT_OFF)
         self._pending = []
         return [part for delta in _merged(deltas) if (part := self._part(delta)) is not None]
 

@@ -26,7 +26,7 @@ from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
 from raycore.node.processes import send_signal, wait_until_gone
 from raycore.ray_api import Stream, checked, get, kill, node_id, on_node, wait
-from raycore.server.adapters import Adapters, OfferedAdapter
+from raycore.server.adapters import OfferedAdapter, OfferedAdapters
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.listen_options import ListenOptions
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
@@ -69,7 +69,7 @@ class APIServers:
         self,
         engine: AsyncLLM,
         options: ServerOptions,
-        adapters: Adapters,
+        adapters: OfferedAdapters,
         address: ListenOptions,
         count: int,
         traces: TraceOptions | None = None,
@@ -262,7 +262,7 @@ class _Factory:
         self,
         engine: AsyncLLM,
         options: ServerOptions,
-        adapters: Adapters,
+        adapters: OfferedAdapters,
         address: tuple[ListenOptions, str | None],
         traces: TraceOptions | None,
     ) -> None:

@@ -1,4 +1,4 @@
-"""The offered adapters, in the process of an API server. The driver's `Adapters` sends them, and changes them."""
+"""The offered adapters, in an API server's process. The driver's `OfferedAdapters` sends them, and changes them."""
 
 from __future__ import annotations
 

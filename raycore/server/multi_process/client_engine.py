@@ -10,7 +10,7 @@ from typing import Any
 from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.ask import Ask
 from raycore.client.client import EngineClient
-from raycore.client.inputs import Images, ParsedPrompt
+from raycore.client.inputs import ParsedPrompt, PromptImages
 from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.streams import Streams
 from raycore.client.watchers import Watcher
@@ -72,7 +72,7 @@ class ClientEngine(OwnProcess, AsyncCalls):
         self._client.checks.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
 
     @property
-    def images(self) -> Images:
+    def images(self) -> PromptImages:
         """Makes prompts with images."""
         return self._client.images
 

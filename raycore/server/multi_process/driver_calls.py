@@ -14,7 +14,7 @@ import msgspec
 
 from raycore.control.calls import CALL_NAMES, AsyncCalls
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
-from raycore.server.adapters import ADAPTER_CALLS, AdapterCalls
+from raycore.server.adapters import ADAPTER_CALLS, LoadsAdapters
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.responses.store import STORE_CALLS, ResponseStore
 from raycore.system import Future, asyncio, threading
@@ -84,7 +84,7 @@ class DriverCalls:
 
 
 def run_call(
-    engine: AsyncCalls, adapters: AdapterCalls, store: ResponseStore, call: DriverCall
+    engine: AsyncCalls, adapters: LoadsAdapters, store: ResponseStore, call: DriverCall
 ) -> tuple[Any, RaycoreError | None]:
     """Make a call on what the driver has. Blocks. Returns the result and None, or None and the error."""
     targets = {ENGINE_CALLS: engine, ADAPTER_CALLS: adapters, STORE_CALLS: store}

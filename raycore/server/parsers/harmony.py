@@ -53,13 +53,13 @@ class Body(NamedTuple):
     text: str
 
 
-class End(NamedTuple):
+class BodyEnd(NamedTuple):
     """A body ends with this tag. Empty: the next header begins at once, or the text ends."""
 
     text: str
 
 
-Event = Header | Body | End
+Event = Header | Body | BodyEnd
 
 
 class HarmonyReader:
@@ -118,7 +118,7 @@ class HarmonyReader:
         self._buffer = self._buffer[position:]
         if found:
             tag = tag if tag in ENDS else ""
-            events.append(End(tag))
+            events.append(BodyEnd(tag))
             self._buffer, self._state = self._buffer[len(tag) :], self._before_header
         return bool(found)
 

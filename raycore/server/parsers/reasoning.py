@@ -16,7 +16,7 @@ from raycore.server.parsers.harmony import CHANNEL, END, MESSAGE, START, Body, E
 from raycore.server.parsers.tags import num_begun
 
 
-class Parts(NamedTuple):
+class ReasoningPiece(NamedTuple):
     """The next piece of a message: some reasoning, followed by some content. Either may be empty."""
 
     reasoning: str
@@ -67,12 +67,12 @@ class ReasoningParser:
         self._buffer = ""
         """Text that has arrived but hasn't been returned yet."""
 
-    def feed(self, text: str) -> Parts:
+    def feed(self, text: str) -> ReasoningPiece:
         """Take the next piece of text. Returns the reasoning and content that are certain now."""
         self._buffer += text
         return self._run(is_last=False)
 
-    def finish(self) -> Parts:
+    def finish(self) -> ReasoningPiece:
         """End the message. Returns the rest of its reasoning and content."""
         return self._run(is_last=True)
 
@@ -81,7 +81,7 @@ class ReasoningParser:
         """Where the content's pieces stand in the message's text, in order."""
         return (Origin(0, self.reasoning_length),)
 
-    def _run(self, is_last: bool) -> Parts:
+    def _run(self, is_last: bool) -> ReasoningPiece:
         reasoning = content = ""
         if self._may_open:
             self._skip_opening(is_last)
@@ -89,7 +89,7 @@ class ReasoningParser:
             reasoning = self._take_reasoning(is_last)
         if not self.is_reasoning:
             content, self._buffer = self._buffer, ""
-        return Parts(reasoning, content)
+        return ReasoningPiece(reasoning, content)
 
     def _skip_opening(self, is_last: bool) -> None:
         """Drop the opening tag if the message begins with it. Do nothing while that is uncertain."""
@@ -129,11 +129,11 @@ class Qwen3Parser(ReasoningParser):
     calls_end_reasoning = True
 
 
-class Glm45Parser(Qwen3Parser):
+class Glm45ReasoningParser(Qwen3Parser):
     """For GLM-4.5 to 4.7. GLM-4.7's chat template opens the reasoning, the models before open it themselves."""
 
 
-class MiniMaxM2Parser(ReasoningParser):
+class MiniMaxM2ReasoningParser(ReasoningParser):
     """For MiniMax-M2 models. They always reason: the chat template opens the reasoning. A tool call may end it, too."""
 
     calls_end_reasoning = True
@@ -163,13 +163,13 @@ class HarmonyParser(ReasoningParser):
     def origins(self) -> Sequence[Origin]:
         return self._origins
 
-    def feed(self, text: str) -> Parts:
+    def feed(self, text: str) -> ReasoningPiece:
         return self._read(self._reader.feed(text))
 
-    def finish(self) -> Parts:
+    def finish(self) -> ReasoningPiece:
         return self._read(self._reader.finish())
 
-    def _read(self, events: list[Event]) -> Parts:
+    def _read(self, events: list[Event]) -> ReasoningPiece:
         reasoning: list[str] = []
         content: list[str] = []
         for event in events:
@@ -187,7 +187,7 @@ class HarmonyParser(ReasoningParser):
                 content.append(self._placed(self._content.separator(), None))
                 content.append(self._placed(event.text, self._num_read))
             self._num_read += len(event.text)
-        return Parts("".join(reasoning), "".join(content))
+        return ReasoningPiece("".join(reasoning), "".join(content))
 
     def _placed(self, text: str, start: int | None) -> str:
         """The next piece of the content. Notes where it stands, unless it goes on where the one before ends."""
@@ -203,8 +203,8 @@ PARSERS: Mapping[str, type[ReasoningParser]] = MappingProxyType(
     {
         "deepseek_r1": DeepSeekR1Parser,
         "qwen3": Qwen3Parser,
-        "glm45": Glm45Parser,
-        "minimax_m2": MiniMaxM2Parser,
+        "glm45": Glm45ReasoningParser,
+        "minimax_m2": MiniMaxM2ReasoningParser,
         "openai_gptoss": HarmonyParser,
     }
 )

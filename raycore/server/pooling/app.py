@@ -13,7 +13,7 @@ from raycore.server.headers import DataParallelRank
 from raycore.server.models import Models
 from raycore.server.openapi.document import responses
 from raycore.server.options import ServerOptions
-from raycore.server.pooling.families import FAMILIES, Family
+from raycore.server.pooling.families import FAMILIES, PoolingFamily
 from raycore.server.pooling.pooled import BytesAnswer
 from raycore.server.pooling.protocol import Encoded
 from raycore.server.preparation import handle_body
@@ -32,7 +32,12 @@ def add_pooling(app: FastAPI, engine: ServingEngine, options: ServerOptions, mod
 
 
 def _add(
-    app: FastAPI, endpoint: Endpoint, family: Family, engine: ServingEngine, options: ServerOptions, models: Models
+    app: FastAPI,
+    endpoint: Endpoint,
+    family: PoolingFamily,
+    engine: ServingEngine,
+    options: ServerOptions,
+    models: Models,
 ) -> None:
     async def pool(
         body: Any,

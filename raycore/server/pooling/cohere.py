@@ -10,7 +10,7 @@ from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.pooling.encoding import as_base64, as_json, packed_bits
 from raycore.server.pooling.parameters import check_fields, params_of, spec_of
-from raycore.server.pooling.pooled import Answer, Pooled, Result, as_prompts, usage
+from raycore.server.pooling.pooled import Answer, PoolingJob, Result, as_prompts, usage
 from raycore.server.pooling.prompts import Cut, check_count, check_prompts, parts_text, text_prompts
 from raycore.server.pooling.protocol import CohereEmbedRequest
 from raycore.server.pooling.requests import new_id
@@ -18,7 +18,7 @@ from raycore.server.pooling.requests import new_id
 
 def prepare_cohere_embed(
     engine: ServingEngine, body: CohereEmbedRequest, options: ServerOptions, models: Models
-) -> Pooled:
+) -> PoolingJob:
     """Check and prepare a request for embeddings. Raises APIError if the request is invalid."""
     check_fields(body)
     model = models.find(body.model)
@@ -35,7 +35,7 @@ def prepare_cohere_embed(
     prompts = text_prompts(engine, [prefix + text for text in texts], param, _cut(engine, body))
     _check_lengths(prompts, body, param)
     check_prompts(engine, prompts, params, param)
-    return Pooled(engine, body, model, new_id("embd", body), as_prompts(prompts, body), params, _embeddings)
+    return PoolingJob(engine, body, model, new_id("embd", body), as_prompts(prompts, body), params, _embeddings)
 
 
 def _prefix(engine: ServingEngine, input_type: str | None) -> str:
@@ -82,7 +82,7 @@ def _check_types(body: CohereEmbedRequest, size: int) -> None:
         )
 
 
-def _embeddings(pooled: Pooled, results: list[Result]) -> Answer:
+def _embeddings(pooled: PoolingJob, results: list[Result]) -> Answer:
     request = pooled.request
     assert isinstance(request, CohereEmbedRequest)
     numbers = [result.outputs.data for result in results]

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from raycore.server.endpoints import Endpoint, Rule, endpoints_with
 from raycore.server.pooling.cohere import prepare_cohere_embed
-from raycore.server.pooling.pooled import Pooled
+from raycore.server.pooling.pooled import PoolingJob
 from raycore.server.pooling.protocol import (
     ClassificationRequest,
     CohereEmbedRequest,
@@ -31,25 +31,27 @@ from raycore.server.pooling.scores import prepare_rerank, prepare_score
 from raycore.server.protocol import Routed
 
 
-class Family(NamedTuple):
+class PoolingFamily(NamedTuple):
     """What an endpoint's requests and responses are."""
 
     body: type[Routed]
-    prepare: Callable[..., Pooled]
+    prepare: Callable[..., PoolingJob]
     """Checks a request: (engine, body, options, models)."""
     answer: type[BaseModel]
     what: str
     """For the OpenAPI document."""
 
 
-_EMBEDDINGS = Family(EmbeddingRequest, prepare_embedding, EmbeddingAnswer, "Compute embeddings of inputs.")
-_COHERE = Family(CohereEmbedRequest, prepare_cohere_embed, CohereEmbedAnswer, "Compute embeddings, as Cohere's API.")
-_CLASSES = Family(ClassificationRequest, prepare_classification, ClassificationAnswer, "Classify inputs.")
-_POOLING = Family(PoolingRequest, prepare_pooling, PoolingAnswer, "Run one of the model's tasks on inputs.")
-_SCORES = Family(ScoreRequest, prepare_score, ScoreAnswer, "Score pairs of texts.")
-_RANKING = Family(RerankRequest, prepare_rerank, RerankAnswer, "Rank documents by how well they fit a query.")
+_EMBEDDINGS = PoolingFamily(EmbeddingRequest, prepare_embedding, EmbeddingAnswer, "Compute embeddings of inputs.")
+_COHERE = PoolingFamily(
+    CohereEmbedRequest, prepare_cohere_embed, CohereEmbedAnswer, "Compute embeddings, as Cohere's API."
+)
+_CLASSES = PoolingFamily(ClassificationRequest, prepare_classification, ClassificationAnswer, "Classify inputs.")
+_POOLING = PoolingFamily(PoolingRequest, prepare_pooling, PoolingAnswer, "Run one of the model's tasks on inputs.")
+_SCORES = PoolingFamily(ScoreRequest, prepare_score, ScoreAnswer, "Score pairs of texts.")
+_RANKING = PoolingFamily(RerankRequest, prepare_rerank, RerankAnswer, "Rank documents by how well they fit a query.")
 
-FAMILIES: dict[Endpoint, Family] = {
+FAMILIES: dict[Endpoint, PoolingFamily] = {
     Endpoint.EMBEDDINGS: _EMBEDDINGS,
     Endpoint.COHERE_EMBED: _COHERE,
     Endpoint.CLASSIFY: _CLASSES,

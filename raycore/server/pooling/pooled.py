@@ -14,7 +14,7 @@ from raycore.client.ask import Ask
 from raycore.outputs import PoolingOutput, PoolingRequestOutput
 from raycore.pooling_params import PoolingParams
 from raycore.server.generation import ServingEngine
-from raycore.server.models import Model
+from raycore.server.models import RequestModel
 from raycore.server.protocol import Routed
 
 Result = PoolingRequestOutput[PoolingOutput]
@@ -34,16 +34,16 @@ Answer = dict[str, Any] | BytesAnswer
 
 
 @dataclass(frozen=True)
-class Pooled:
+class PoolingJob:
     """A checked request. `answer()` runs it and returns the response."""
 
     engine: ServingEngine
     request: Routed
-    model: Model
+    model: RequestModel
     id: str
     prompts: Sequence[dict[str, Any]]
     params: PoolingParams
-    respond: Callable[[Pooled, list[Result]], Answer]
+    respond: Callable[[PoolingJob, list[Result]], Answer]
     """Makes the response of the prompts' results."""
 
     async def answer(self) -> Answer:

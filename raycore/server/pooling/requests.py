@@ -14,36 +14,38 @@ from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.pooling.encoding import Floats, as_base64, as_bytes, as_json, metadata
 from raycore.server.pooling.parameters import checked_task, params_for, spec_of
-from raycore.server.pooling.pooled import Answer, BytesAnswer, Pooled, Result, as_prompts
+from raycore.server.pooling.pooled import Answer, BytesAnswer, PoolingJob, Result, as_prompts
 from raycore.server.pooling.prompts import check_prompts, input_prompts
 from raycore.server.pooling.protocol import ClassificationRequest, EmbeddingRequest, Encoded, PoolingRequest
 from raycore.server.protocol import Routed
 
 
-def prepare_embedding(engine: ServingEngine, body: EmbeddingRequest, options: ServerOptions, models: Models) -> Pooled:
+def prepare_embedding(
+    engine: ServingEngine, body: EmbeddingRequest, options: ServerOptions, models: Models
+) -> PoolingJob:
     """Check and prepare a request for embeddings. Raises APIError if the request is invalid."""
     model, params = models.find(body.model), params_for(engine, body, "embed")
     prompts = input_prompts(engine, body, options)
     check_prompts(engine, prompts, params, _given(body))
-    return Pooled(engine, body, model, new_id("embd", body), as_prompts(prompts, body), params, _embeddings)
+    return PoolingJob(engine, body, model, new_id("embd", body), as_prompts(prompts, body), params, _embeddings)
 
 
 def prepare_classification(
     engine: ServingEngine, body: ClassificationRequest, options: ServerOptions, models: Models
-) -> Pooled:
+) -> PoolingJob:
     """Check and prepare a request for classes. Raises APIError if the request is invalid."""
     model, params = models.find(body.model), params_for(engine, body, "classify")
     prompts = input_prompts(engine, body, options)
     check_prompts(engine, prompts, params, _given(body))
-    return Pooled(engine, body, model, new_id("classify", body), as_prompts(prompts, body), params, _classes)
+    return PoolingJob(engine, body, model, new_id("classify", body), as_prompts(prompts, body), params, _classes)
 
 
-def prepare_pooling(engine: ServingEngine, body: PoolingRequest, options: ServerOptions, models: Models) -> Pooled:
+def prepare_pooling(engine: ServingEngine, body: PoolingRequest, options: ServerOptions, models: Models) -> PoolingJob:
     """Check and prepare a request for any of the model's tasks. Raises APIError if the request is invalid."""
     model, params = models.find(body.model), params_for(engine, body, checked_task(engine, body.task))
     prompts = input_prompts(engine, body, options)
     check_prompts(engine, prompts, params, _given(body))
-    return Pooled(engine, body, model, new_id("pooling", body), as_prompts(prompts, body), params, _numbers)
+    return PoolingJob(engine, body, model, new_id("pooling", body), as_prompts(prompts, body), params, _numbers)
 
 
 def new_id(prefix: str, body: Routed) -> str:
@@ -55,15 +57,15 @@ def _given(body: EmbeddingRequest | ClassificationRequest) -> str:
     return "messages" if body.input is None else "input"
 
 
-def _embeddings(pooled: Pooled, results: list[Result]) -> Answer:
+def _embeddings(pooled: PoolingJob, results: list[Result]) -> Answer:
     return _encoded(pooled, results, "embedding", "embedding")
 
 
-def _numbers(pooled: Pooled, results: list[Result]) -> Answer:
+def _numbers(pooled: PoolingJob, results: list[Result]) -> Answer:
     return _encoded(pooled, results, "pooling", "data")
 
 
-def _encoded(pooled: Pooled, results: list[Result], kind: str, field: str) -> Answer:
+def _encoded(pooled: PoolingJob, results: list[Result], kind: str, field: str) -> Answer:
     """The response with all numbers. `kind` and `field`: what an entry's object is called, and its numbers."""
     request = pooled.request
     assert isinstance(request, Encoded)
@@ -80,7 +82,7 @@ def _in_json(request: Encoded, data: Floats) -> msgspec.Raw:
     return as_json(data)
 
 
-def _bytes(pooled: Pooled, request: Encoded, numbers: list[Floats], results: list[Result]) -> BytesAnswer:
+def _bytes(pooled: PoolingJob, request: Encoded, numbers: list[Floats], results: list[Result]) -> BytesAnswer:
     body = b"".join(as_bytes(each, request.embed_dtype, request.endianness) for each in numbers)
     headers: dict[str, str] = {}
     if request.encoding_format == "bytes":
@@ -92,7 +94,7 @@ def _bytes(pooled: Pooled, request: Encoded, numbers: list[Floats], results: lis
     return BytesAnswer(body, headers=headers)
 
 
-def _classes(pooled: Pooled, results: list[Result]) -> Answer:
+def _classes(pooled: PoolingJob, results: list[Result]) -> Answer:
     labels = spec_of(pooled.engine).labels
     data: list[dict[str, Any]] = []
     for index, result in enumerate(results):

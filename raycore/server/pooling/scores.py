@@ -18,7 +18,7 @@ from raycore.server.generation import ServingEngine
 from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.pooling.parameters import params_for, spec_of
-from raycore.server.pooling.pooled import Answer, Pooled, Result, as_prompts, usage, with_salt
+from raycore.server.pooling.pooled import Answer, PoolingJob, Result, as_prompts, usage, with_salt
 from raycore.server.pooling.prompts import (
     Cut,
     check_count,
@@ -56,7 +56,7 @@ def scoring_task(tasks: Sequence[str]) -> ScoringTask | None:
     return next((task for task in found if task in tasks), None)
 
 
-def prepare_score(engine: ServingEngine, body: ScoreRequest, options: ServerOptions, models: Models) -> Pooled:
+def prepare_score(engine: ServingEngine, body: ScoreRequest, options: ServerOptions, models: Models) -> PoolingJob:
     """Check and prepare a request for scores. Raises APIError if the request is invalid."""
     given = {name for name in body.model_fields_set if name in {name for names in _NAMES for name in names}}
     names = next((names for names in _NAMES if given == set(names)), None)
@@ -68,7 +68,7 @@ def prepare_score(engine: ServingEngine, body: ScoreRequest, options: ServerOpti
     return _prepare(engine, body, texts, options, models, _score_response)
 
 
-def prepare_rerank(engine: ServingEngine, body: RerankRequest, options: ServerOptions, models: Models) -> Pooled:
+def prepare_rerank(engine: ServingEngine, body: RerankRequest, options: ServerOptions, models: Models) -> PoolingJob:
     """Check and prepare a request to rank documents. Raises APIError if the request is invalid."""
     if body.top_n < 0:
         raise APIError(400, f"top_n={body.top_n} isn't at least 0", param="top_n")
@@ -83,8 +83,8 @@ def _prepare(
     texts: _Texts,
     options: ServerOptions,
     models: Models,
-    respond: Callable[[Pooled, list[Result], list[float]], Answer],
-) -> Pooled:
+    respond: Callable[[PoolingJob, list[Result], list[float]], Answer],
+) -> PoolingJob:
     for side, name in zip((texts.first, texts.second), texts.names, strict=True):
         check_count(len(side), name, options)
     if len(texts.first) not in (1, len(texts.second)):
@@ -99,11 +99,13 @@ def _prepare(
     model, params = models.find(body.model), params_for(engine, body, task)
     if task == "score":
         prompts = _pairs(engine, body, texts, params, options)
-        return Pooled(engine, body, model, new_id("score", body), prompts, params, partial(_of_pairs, respond=respond))
+        return PoolingJob(
+            engine, body, model, new_id("score", body), prompts, params, partial(_of_pairs, respond=respond)
+        )
     prompts = _each_text(engine, body, texts, params)
     similar = cosine if task == "embed" else max_similarity
     of_texts = partial(_of_texts, respond=respond, num_first=len(texts.first), similar=similar)
-    return Pooled(engine, body, model, new_id("score", body), prompts, params, of_texts)
+    return PoolingJob(engine, body, model, new_id("score", body), prompts, params, of_texts)
 
 
 def _texts(given: Documents, name: str) -> list[str]:
@@ -166,16 +168,16 @@ def _limits(engine: ServingEngine, body: ScoringRequest) -> tuple[int | None, in
 
 
 def _of_pairs(
-    pooled: Pooled, results: list[Result], *, respond: Callable[[Pooled, list[Result], list[float]], Answer]
+    pooled: PoolingJob, results: list[Result], *, respond: Callable[[PoolingJob, list[Result], list[float]], Answer]
 ) -> Answer:
     return respond(pooled, results, [float(result.outputs.data[0]) for result in results])
 
 
 def _of_texts(
-    pooled: Pooled,
+    pooled: PoolingJob,
     results: list[Result],
     *,
-    respond: Callable[[Pooled, list[Result], list[float]], Answer],
+    respond: Callable[[PoolingJob, list[Result], list[float]], Answer],
     num_first: int,
     similar: Callable[[Any, Any], float],
 ) -> Answer:
@@ -184,7 +186,7 @@ def _of_texts(
     return respond(pooled, results, [similar(a.outputs.data, b.outputs.data) for a, b in pairs])
 
 
-def _score_response(pooled: Pooled, results: list[Result], scores: list[float]) -> Answer:
+def _score_response(pooled: PoolingJob, results: list[Result], scores: list[float]) -> Answer:
     data: list[dict[str, Any]] = [
         {"index": index, "object": "score", "score": score} for index, score in enumerate(scores)
     ]
@@ -192,7 +194,7 @@ def _score_response(pooled: Pooled, results: list[Result], scores: list[float]) 
 
 
 def _ranking(
-    pooled: Pooled, results: list[Result], scores: list[float], *, body: RerankRequest, documents: list[str]
+    pooled: PoolingJob, results: list[Result], scores: list[float], *, body: RerankRequest, documents: list[str]
 ) -> Answer:
     # equal scores stay in order, and what isn't a number comes last
     best = sorted(range(len(scores)), key=lambda index: math.inf if math.isnan(scores[index]) else -scores[index])

@@ -15,7 +15,7 @@ from raycore.server.chat.message import MessageRun
 from raycore.server.chat.parts import News, Totals
 from raycore.server.errors import APIError, as_api_error, unsupported, with_names
 from raycore.server.generation import ServingEngine
-from raycore.server.models import Model, Models
+from raycore.server.models import Models, RequestModel
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message
 from raycore.server.responses.chat_request import LOGPROBS, NAMES, chat_request, check
@@ -58,7 +58,7 @@ class ResponseRun:
         chat: ChatCompletionRequest,
         items: list[dict[str, Any]],
         options: ServerOptions,
-        model: Model,
+        model: RequestModel,
         ids: tuple[str, str],
         is_stored: bool,
     ) -> ResponseRun:

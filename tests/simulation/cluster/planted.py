@@ -47,7 +47,7 @@ from raycore.control import program, ranks
 from raycore.engine import cache_size
 from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import Mailbox, _Outbox
-from raycore.engine.progress import Progress
+from raycore.engine.progress import LoopProgress
 from raycore.kv_transfer.offload import files
 from raycore.kv_transfer.offload.files import BlockFiles
 from raycore.kv_transfer.offload.scheduler import OffloadScheduler
@@ -64,7 +64,7 @@ from raycore.kvcache.cache_log import CacheLog
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.stat_loggers import StatLoggers
 from raycore.metrics.throughput_log import ThroughputLog
-from raycore.rpc.client import Call
+from raycore.rpc.client import SentCall
 from raycore.scheduler.cache_events import CacheEvents
 from raycore.scheduler.slots import SlotTable
 from raycore.scheduler.step_builder import StepBuilder
@@ -288,7 +288,7 @@ def the_end_of_the_own_node_is_not_noticed() -> None:
 
 
 def stuck_workers_are_not_noticed_in_long_work() -> None:
-    substitute(Progress, "long_work", lambda self: nullcontext())
+    substitute(LoopProgress, "long_work", lambda self: nullcontext())
 
 
 def workers_are_not_told_of_requests_that_left() -> None:
@@ -503,13 +503,13 @@ def a_rank_makes_a_mistake() -> None:
 
 
 def calls_call_back_twice() -> None:
-    original = Call.add_done_callback
+    original = SentCall.add_done_callback
 
     def add_done_callback(self: Any, callback: Any) -> None:
         original(self, callback)
         self.callbacks.append(callback)
 
-    substitute(Call, "add_done_callback", add_done_callback)
+    substitute(SentCall, "add_done_callback", add_done_callback)
 
 
 def streams_are_left_open() -> None:

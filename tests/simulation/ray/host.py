@@ -141,7 +141,7 @@ def _machine() -> Any:
 
 REPLACED: dict[str, dict[str, Any]] = {
     "raycore.node.processes": {"is_running": is_running, "end_with_parent": end_with_parent},
-    "raycore.node.lifeline": {"lock": lock, "Watch": Watch},
+    "raycore.node.lifeline": {"lock": lock, "LifelineWatch": Watch},
     "raycore.cluster.logs": {"read_log": logs.read_log},
     "raycore.node.exit_handlers": {"skip_exit_handlers": skip_exit_handlers},
     "raycore.node.versions": {"cuda_of_torch": cuda_of_torch},

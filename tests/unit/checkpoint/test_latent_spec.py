@@ -13,7 +13,7 @@ from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import layer_costs
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.mixers.latent import LatentHeads
-from raycore.models.moe import Router, SharedExperts
+from raycore.models.moe import ExpertChoice, SharedExperts
 from raycore.models.spec import ModelSpec
 
 YARN = {
@@ -54,7 +54,7 @@ def test_deepseek_v3_has_latent_heads_whose_scores_grow_with_the_stretched_posit
     assert rotation.scaling is not None
     assert rotation.scaling.attention_factor == 1.0, "mscale and mscale_all_dim are equal"
     assert (spec.moe.sparse_layers, spec.num_predictors) == ([False, False, False, True], 1)
-    router = Router("sigmoid", True, True, num_groups=4, num_chosen_groups=2, scaling=2.5, in_float32=True)
+    router = ExpertChoice("sigmoid", True, True, num_groups=4, num_chosen_groups=2, scaling=2.5, in_float32=True)
     assert spec.moe.router == router
     spec.check_tensor_parallel(2)
     with pytest.raises(InvalidConfig, match="num_attention_heads=4"):
@@ -88,12 +88,12 @@ def test_kimi_k2_is_a_deepseek_v3(tmp_path: Path) -> None:
 def test_deepseek_v2_compares_groups_by_their_best_expert(tmp_path: Path) -> None:
     groups = {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 16.0}
     spec = spec_of(tmp_path, "DeepseekV2ForCausalLM", **SIZES, **groups, first_k_dense_replace=1)
-    router = Router(num_groups=4, num_chosen_groups=2, num_compared=1, scaling=16.0, in_float32=True)
+    router = ExpertChoice(num_groups=4, num_chosen_groups=2, num_compared=1, scaling=16.0, in_float32=True)
     assert spec.moe.router == router
     assert spec.moe.shared == SharedExperts(12, size_key="moe_intermediate_size times n_shared_experts")
     lite = spec_of(tmp_path, "DeepseekV2ForCausalLM", **SIZES, q_lora_rank=None, n_group=1, topk_group=1)
     assert lite.latent.query_rank is None
-    assert lite.moe.router == Router(num_compared=1, in_float32=True)
+    assert lite.moe.router == ExpertChoice(num_compared=1, in_float32=True)
 
 
 def test_glm_47_flash_lists_its_layers_with_experts(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.mamba2 import Mamba2Spec
-from raycore.models.moe import ExpertNames, MoeSpec, Router, SharedExperts
+from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, SharedExperts
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
 
@@ -380,7 +380,7 @@ def test_a_model_spec_is_equal_after_encoding_and_decoding(tmp_path: Path) -> No
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=ModelSpec) == spec
 
 
-NORMALIZED = Router(is_normalized=True)
+NORMALIZED = ExpertChoice(is_normalized=True)
 MOE_SIZES = {"num_hidden_layers": 4, "num_experts_per_tok": 2}
 
 
@@ -456,7 +456,7 @@ GLM_GROUPS = {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "routed_scal
 
 def test_the_experts_of_glm4_moe_are_read(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "Glm4MoeForCausalLM", **GLM_SIZES, **GLM_GROUPS, head_dim=128, use_qk_norm=True)
-    router = Router(
+    router = ExpertChoice(
         "sigmoid",
         is_normalized=True,
         has_correction=True,
@@ -507,7 +507,7 @@ def test_the_partial_rotation_of_minimax_m2_is_read(tmp_path: Path) -> None:
 
 def test_the_spec_of_gpt_oss_has_its_experts_gate_windows_and_yarn(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "GptOssForCausalLM", num_hidden_layers=3, num_local_experts=32, swiglu_limit=5.0)
-    names, router = ExpertNames(router="router"), Router("softmax_of_chosen", has_bias=True)
+    names, router = ExpertNames(router="router"), ExpertChoice("softmax_of_chosen", has_bias=True)
     experts = MoeSpec(32, 4, 2880, [True] * 3, router, has_bias=True, names=names, is_interleaved=True)
     assert spec.moe == msgspec.structs.replace(experts, size_key="intermediate_size")
     assert spec.gate == ClampedSwiglu(1.702, 5.0)
@@ -522,7 +522,7 @@ def test_the_spec_of_gpt_oss_has_its_experts_gate_windows_and_yarn(tmp_path: Pat
 def test_the_experts_of_minimax_m2_are_read(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "MiniMaxM2ForCausalLM", num_hidden_layers=2)
     names = ExpertNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias")
-    router = Router("sigmoid", is_normalized=True, has_correction=True, in_float32=True)
+    router = ExpertChoice("sigmoid", is_normalized=True, has_correction=True, in_float32=True)
     expected = MoeSpec(256, 8, 1536, [True] * 2, router, names=names, size_key="intermediate_size")
     assert (spec.moe, spec.qk_norm) == (expected, "width")
     with pytest.raises(InvalidCheckpoint, match=r"scoring_func='softmax'.*sigmoid"):

@@ -19,7 +19,7 @@ from raycore.checkpoint.stages import Stage, split_layers
 from raycore.checkpoint.tensor_shapes import model_tensors
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
-from raycore.models.moe import MoeSpec, Router, SharedExperts
+from raycore.models.moe import ExpertChoice, MoeSpec, SharedExperts
 from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ModelSpec, Roots, TensorNames
 from raycore.weights.loader import RankLayout, load_decoder_weights
@@ -42,7 +42,7 @@ MIXTRAL = msgspec.structs.replace(
     SPEC, architecture="MixtralForCausalLM", moe=msgspec.structs.replace(MOE, sparse_layers=[True, True])
 )
 GPT_OSS = msgspec.structs.replace(
-    SPEC, moe=msgspec.structs.replace(MOE, router=Router(has_bias=True), has_bias=True, is_interleaved=True)
+    SPEC, moe=msgspec.structs.replace(MOE, router=ExpertChoice(has_bias=True), has_bias=True, is_interleaved=True)
 )
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAYER = "model.layers.1."
@@ -289,7 +289,7 @@ def test_layers_that_predict_further_tokens_are_logged(tmp_path: Path, caplog: p
 
 @pytest.mark.parametrize("is_stacked", [False, True])
 def test_routers_and_shared_experts_have_tensors(tmp_path: Path, is_stacked: bool) -> None:
-    router, shared = Router("sigmoid", has_correction=True), SharedExperts(4, has_gate=True)
+    router, shared = ExpertChoice("sigmoid", has_correction=True), SharedExperts(4, has_gate=True)
     spec = msgspec.structs.replace(QWEN, moe=msgspec.structs.replace(MOE, router=router, shared=shared))
     tensors = make(spec, is_stacked=is_stacked)
     block = f"{LAYER}mlp."

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 
-from raycore.cli.bench.client import Result
+from raycore.cli.bench.client import RequestResult
 from raycore.cli.bench.report import measured, table
 from raycore.cli.main import main
 from raycore.demo import demo_model_path
@@ -158,9 +158,13 @@ def test_unusable_flags_are_refused_by_name(bench: Any, flags: list[str], told: 
 
 
 def test_metrics_are_vllms() -> None:
-    one = Result(10, True, start_time=5.0, ttft=0.5, itl=[0.25, 0.25], latency=1.0, output_tokens=5, queue_time=2.0)
-    other = Result(20, True, start_time=5.5, ttft=1.0, itl=[], latency=1.0, text="four tokens as text", queue_time=0.0)
-    lost = Result(30, error="gone")
+    one = RequestResult(
+        10, True, start_time=5.0, ttft=0.5, itl=[0.25, 0.25], latency=1.0, output_tokens=5, queue_time=2.0
+    )
+    other = RequestResult(
+        20, True, start_time=5.5, ttft=1.0, itl=[], latency=1.0, text="four tokens as text", queue_time=0.0
+    )
+    lost = RequestResult(30, error="gone")
     found = measured(
         [one, other, lost],
         2.0,

@@ -12,7 +12,7 @@ from raycore.client.output_processor import OutputProcessor
 from raycore.client.recorder import Recorder
 from raycore.messages import NO_LOAD, DraftStats, ExternalHits, FinishedRequest, LoadView, OutputBatch, Pooled
 from raycore.metrics.catalog import LABELLED_COUNTERS
-from raycore.metrics.counts import Histogram, total
+from raycore.metrics.counts import BucketCounts, total
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 
@@ -59,7 +59,7 @@ def rank(tokenizer):
     return Rank(tokenizer)
 
 
-def values(histogram: Histogram) -> tuple[int, float]:
+def values(histogram: BucketCounts) -> tuple[int, float]:
     return histogram.count, pytest.approx(histogram.sum)
 
 

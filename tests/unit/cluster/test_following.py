@@ -12,12 +12,12 @@ from waiting import LONG_S
 
 from raycore.activity import RUNNING
 from raycore.cluster.desired import Desired, DesiredState, WeightState
-from raycore.cluster.following import Following, IsWanted, Part, Wait
+from raycore.cluster.following import DesiredPart, Following, IsWanted, Wait
 from raycore.errors import InitializationError
 from raycore.messages import FIRST_WEIGHTS
 
 
-class NotedPart(Part):
+class NotedPart(DesiredPart):
     """Brings the generation, as a new part would bring a field of its own."""
 
     def __init__(self, log: list[Any], name: str) -> None:
@@ -50,7 +50,7 @@ def rank_of(dp_rank: int, *, awaits_group: bool = False) -> Any:
 def test_all_parts_are_told_before_one_is_waited_for_and_then_each_rank_joins(state: DesiredState):
     log: list[Any] = []
     ranks = [rank_of(0), rank_of(1), rank_of(2, awaits_group=True)]
-    Following(state, [NotedPart(log, "a"), NotedPart(log, "b"), Part()]).follow(ranks, 7.0, lambda: True)
+    Following(state, [NotedPart(log, "a"), NotedPart(log, "b"), DesiredPart()]).follow(ranks, 7.0, lambda: True)
     told = [("tell", name, [0, 1, 2]) for name in "ab"]
     brought = [("bring", name, dp_rank, 0) for dp_rank in (0, 1) for name in "ab"]
     assert log == [*told, ("wait", "a", 7.0), ("wait", "b", 7.0), *brought]

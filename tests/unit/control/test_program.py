@@ -9,7 +9,7 @@ import pytest
 from ray.exceptions import RayActorError
 
 from raycore.control import program as program_module
-from raycore.control.commands import CallCommand, Outcome
+from raycore.control.commands import CallCommand, CommandOutcome
 from raycore.control.program import ControlThread
 from raycore.errors import ControlError, InvalidConfig
 from raycore.same_copy import seal, unseal
@@ -22,7 +22,7 @@ class Program:
     def __init__(self, error: Exception | None = None, *, is_up: bool = True) -> None:
         self.called: list[dict[str, object]] = []
         self.error = error
-        self.outcomes: list[Outcome] = []
+        self.outcomes: list[CommandOutcome] = []
         self.control = ControlThread("demo", lambda: EngineStatus("demo", "model", []), {"scale": self._scale})
         self.control._is_up = is_up
         self.actor = SimpleNamespace(finish=SimpleNamespace(remote=self._finish))
@@ -34,7 +34,7 @@ class Program:
 
     def _finish(self, number: int, outcome: bytes, status: bytes) -> None:
         message = unseal(outcome, "the program", ControlError)
-        self.outcomes.append(msgspec.msgpack.decode(message, type=Outcome))
+        self.outcomes.append(msgspec.msgpack.decode(message, type=CommandOutcome))
 
     def execute(self, method: str = "scale", **arguments: object) -> str | None:
         data = seal(msgspec.msgpack.encode(CallCommand(method, arguments)))

@@ -19,7 +19,7 @@ from waiting import LONG_S, eventually
 
 from raycore.activity import RUNNING, Activity
 from raycore.cluster.desired import Desired, DesiredState, WeightState
-from raycore.cluster.following import Following, Part
+from raycore.cluster.following import DesiredPart, Following
 from raycore.cluster.rank import Rank
 from raycore.cluster.weights import EngineWeights
 from raycore.control import weight_updates
@@ -198,7 +198,7 @@ class Engine:
         self.weights.announce(self, [rank])
         return rank
 
-    def join(self, rank: FakeRank, *before: Part, is_wanted: bool = True) -> None:
+    def join(self, rank: FakeRank, *before: DesiredPart, is_wanted: bool = True) -> None:
         """A rank joins. `before`: what it gets before its weights."""
         Following(self.desired, [*before, self.weights]).join(rank, lambda: is_wanted)
 
@@ -827,7 +827,7 @@ def test_ranks_have_to_make_progress_while_they_get_weights_after_a_deep_sleep(e
     assert not engine.desired.is_changing
 
 
-class WakesUp(Part):
+class WakesUp(DesiredPart):
     """The engine, which is asleep, wakes up while a rank joins."""
 
     def __init__(self, engine: Engine, wake_up: Callable[[], object]) -> None:

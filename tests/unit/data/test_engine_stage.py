@@ -7,7 +7,7 @@ import threading
 import pytest
 from waiting import LONG_S
 
-from raycore.data.engine_stage import Lent, Room
+from raycore.data.engine_stage import Lent, RowLimit
 
 
 class Made:
@@ -48,7 +48,7 @@ def test_it_does_not_end_while_somebody_uses_it():
 
 
 def test_no_more_rows_than_there_is_room_for_run_at_a_time():
-    room = Room(3)
+    room = RowLimit(3)
     entered = threading.Event()
 
     def enter() -> None:
@@ -61,5 +61,5 @@ def test_no_more_rows_than_there_is_room_for_run_at_a_time():
         assert not entered.wait(0.1)
     assert entered.wait(LONG_S)
     thread.join()
-    with Room(None).taken(1_000):
+    with RowLimit(None).taken(1_000):
         pass

@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 
 from raycore.engine import progress
-from raycore.engine.progress import Progress
+from raycore.engine.progress import LoopProgress
 
 
 class Clock:
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_step_ages_whether_workers_answer_or_not(clock: Clock) -> None:
-    own = Progress(lambda: True)
+    own = LoopProgress(lambda: True)
     assert own.age_s() == 0
     with own.step():
         clock.now_s += 3
@@ -35,7 +35,7 @@ def test_a_step_ages_whether_workers_answer_or_not(clock: Clock) -> None:
 
 def test_long_work_ages_only_while_workers_do_not_answer(clock: Clock) -> None:
     answers: list[bool] = []
-    own = Progress(lambda: answers[-1])
+    own = LoopProgress(lambda: answers[-1])
     with own.long_work():
         for answer, age_s in [(False, 5), (True, 0), (True, 0), (False, 5), (False, 10)]:
             answers.append(answer)
@@ -49,7 +49,7 @@ def test_long_work_ages_only_while_workers_do_not_answer(clock: Clock) -> None:
 
 
 def test_failed_long_work_counts_as_ended(clock: Clock) -> None:
-    own = Progress(lambda: False)
+    own = LoopProgress(lambda: False)
     for work in (own.step, own.long_work):
         with suppress(OSError), work():
             clock.now_s += 1

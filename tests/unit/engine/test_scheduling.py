@@ -17,7 +17,7 @@ from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.adapter_limit import AdapterLimit
 from raycore.scheduler.cache_events import CacheEvents
-from raycore.scheduler.drafting import Drafting
+from raycore.scheduler.drafting import DraftPlanning
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.scheduler import Scheduler
 from raycore.scheduler.transfers import Transfers
@@ -58,7 +58,7 @@ def made(kind: Any, config: EngineConfig, shared: Shared) -> Any:
 @pytest.mark.parametrize("kind", [Scheduler, Subclass])
 def test_raycores_scheduler_and_its_subclasses_get_the_parts_that_the_configuration_asks_for(kind: type) -> None:
     parts = made(kind, full_config(), ALL).parts
-    assert [type(part) for part in parts] == [Prefixes, Drafting, Transfers, CacheEvents, AdapterLimit]
+    assert [type(part) for part in parts] == [Prefixes, DraftPlanning, Transfers, CacheEvents, AdapterLimit]
     assert [type(part) for part in made(kind, make_config(), Shared()).parts] == [Prefixes]
     config = make_config()
     without = msgspec.structs.replace(config, cache=msgspec.structs.replace(config.cache, enable_prefix_caching=False))

@@ -14,16 +14,20 @@ from waiting import LONG_S
 
 from raycore.layers.feed_forward import SparseFeedForward
 from raycore.layers.operations import TorchOperations
-from raycore.models.moe import ExpertShare, MoeSpec, Router, SharedExperts
+from raycore.models.moe import ExpertChoice, ExpertShare, MoeSpec, SharedExperts
 from raycore.parallel.collectives import SharedMemoryCollectives
 from raycore.parallel.experts import ExpertParallel, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.moe_weights import MoeWeights, SharedWeights
+from raycore.weights.moe_weights import MoeWeights, SharedExpertWeights
 
 CPU = torch.device("cpu")
 HIDDEN = 12
 SPEC = MoeSpec(
-    num_experts=5, num_experts_per_tok=2, intermediate_size=8, sparse_layers=[True], router=Router(is_normalized=True)
+    num_experts=5,
+    num_experts_per_tok=2,
+    intermediate_size=8,
+    sparse_layers=[True],
+    router=ExpertChoice(is_normalized=True),
 )
 GENERATOR = torch.Generator().manual_seed(5)
 ROUTER_ED = torch.randn(5, HIDDEN, generator=GENERATOR)
@@ -79,7 +83,7 @@ def on_every_rank(size, work):
     ("backend", "num_tokens"), [*(("torch", num_tokens) for num_tokens in (0, 1, 2, 70)), ("triton", 0), ("triton", 3)]
 )
 def test_a_sparse_layer_equals_the_formula_of_its_experts(backend, num_tokens, is_normed):
-    spec = MoeSpec(5, 2, 8, [True], Router(is_normalized=is_normed))
+    spec = MoeSpec(5, 2, 8, [True], ExpertChoice(is_normalized=is_normed))
     operations = make_operations(backend)
     layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, operations)
     x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
@@ -130,11 +134,11 @@ def test_experts_shared_by_engines_give_each_token_the_formulas_result(dp_size, 
     on_every_rank(size, work)
 
 
-def shared_part(tp_rank: int, tp_size: int, has_gate: bool) -> SharedWeights:
+def shared_part(tp_rank: int, tp_size: int, has_gate: bool) -> SharedExpertWeights:
     rows = SharedExperts(32).rows(tp_rank, tp_size)
     part = slice(rows.start, rows.stop)
     gate_up_FD = torch.cat([SHARED_GATE_FD[part], SHARED_UP_FD[part]])
-    return SharedWeights(gate_up_FD, SHARED_DOWN_DF[:, part].contiguous(), GATE_1D if has_gate else None)
+    return SharedExpertWeights(gate_up_FD, SHARED_DOWN_DF[:, part].contiguous(), GATE_1D if has_gate else None)
 
 
 def expected_with_shared(x_TD: torch.Tensor, has_gate: bool) -> torch.Tensor:

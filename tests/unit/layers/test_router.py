@@ -9,7 +9,7 @@ from small_model import make_operations
 
 from raycore.kernels import library as kernels
 from raycore.layers.router import TorchRouter
-from raycore.models.moe import MoeSpec, Router
+from raycore.models.moe import ExpertChoice, MoeSpec
 from raycore.weights.moe_weights import MoeWeights
 
 HIDDEN, EXPERTS, PER_TOKEN = 16, 12, 3
@@ -19,21 +19,21 @@ CORRECTION_E = torch.randn(EXPERTS, generator=GENERATOR)
 NOTHING = torch.empty(0, 0, 0)
 BACKENDS = ["torch", "native" if kernels.load() is not None else "torch", "triton"]
 ROUTERS = {
-    "softmax": Router(),
-    "normalized": Router(is_normalized=True),
-    "of chosen": Router("softmax_of_chosen"),
-    "corrected softmax": Router(has_correction=True),
-    "sigmoid": Router("sigmoid"),
-    "corrected": Router("sigmoid", is_normalized=True, has_correction=True),
-    "groups": Router(
+    "softmax": ExpertChoice(),
+    "normalized": ExpertChoice(is_normalized=True),
+    "of chosen": ExpertChoice("softmax_of_chosen"),
+    "corrected softmax": ExpertChoice(has_correction=True),
+    "sigmoid": ExpertChoice("sigmoid"),
+    "corrected": ExpertChoice("sigmoid", is_normalized=True, has_correction=True),
+    "groups": ExpertChoice(
         "sigmoid", is_normalized=True, has_correction=True, num_groups=4, num_chosen_groups=2, scaling=2.5
     ),
-    "groups by their best": Router(num_groups=4, num_chosen_groups=2, num_compared=1, scaling=2.5),
-    "groups of one": Router("sigmoid", num_groups=12, num_chosen_groups=4),
+    "groups by their best": ExpertChoice(num_groups=4, num_chosen_groups=2, num_compared=1, scaling=2.5),
+    "groups of one": ExpertChoice("sigmoid", num_groups=12, num_chosen_groups=4),
 }
 
 
-def make_router(router: Router, backend: str = "torch", *, batch_invariant: bool = False) -> TorchRouter:
+def make_router(router: ExpertChoice, backend: str = "torch", *, batch_invariant: bool = False) -> TorchRouter:
     spec = MoeSpec(EXPERTS, PER_TOKEN, 8, [True], router)
     weights = MoeWeights(ROUTER_ED, 0, NOTHING, NOTHING, CORRECTION_E if router.has_correction else None)
     return TorchRouter(spec, weights, make_operations(backend, batch_invariant=batch_invariant))
@@ -43,7 +43,7 @@ def tokens(count: int) -> torch.Tensor:
     return torch.randn(count, HIDDEN, generator=torch.Generator().manual_seed(3))
 
 
-def expected(router: Router, x_D: torch.Tensor) -> dict[int, float]:
+def expected(router: ExpertChoice, x_D: torch.Tensor) -> dict[int, float]:
     """The weights of a token's experts, by id."""
     logits_E = (ROUTER_ED.double() @ x_D.double()).tolist()
     exponentials = [torch.tensor(logit).double().exp().item() for logit in logits_E]
@@ -106,7 +106,7 @@ def test_the_routers_float32_logits_are_not_rounded():
 
 
 def test_router_scores_that_are_all_zero_give_weights_of_zero():
-    made = make_router(Router("sigmoid", is_normalized=True))
+    made = make_router(ExpertChoice("sigmoid", is_normalized=True))
     x_1D = -1000 * torch.linalg.lstsq(ROUTER_ED, torch.ones(EXPERTS, 1)).solution.t()
     weights_1K, _ = made(x_1D)
     assert not weights_1K.isnan().any()

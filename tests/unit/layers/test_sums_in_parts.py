@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raycore.layers.feed_forward import SparseFeedForward
 from raycore.layers.linear import LinearInParts, ReducedLinear
-from raycore.models.moe import MoeSpec, Router
+from raycore.models.moe import ExpertChoice, MoeSpec
 from raycore.parallel.experts import SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel, sum_in_pairs
 from raycore.weights.moe_weights import MoeWeights
@@ -91,7 +91,7 @@ def test_any_number_of_ranks_gives_the_same_bits(backend, dtype):
 @needs_kernels
 def test_ranks_that_divide_experts_get_the_same_bits(dtype):
     torch.manual_seed(0)
-    spec = MoeSpec(5, 2, 64, [True], Router(is_normalized=True))
+    spec = MoeSpec(5, 2, 64, [True], ExpertChoice(is_normalized=True))
     router_ED, gate_EFD, up_EFD = torch.randn(5, 32).to(dtype), *torch.randn(2, 5, 64, 32).to(dtype)
     down_EDF, down_bias_ED, x_TD = (
         (torch.randn(5, 32, 64) / 8).to(dtype),

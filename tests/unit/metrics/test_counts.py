@@ -1,10 +1,10 @@
 import msgspec
 
-from raycore.metrics.counts import FINISH_REASONS, Histogram, RankCounts, token_bounds, total
+from raycore.metrics.counts import FINISH_REASONS, BucketCounts, RankCounts, token_bounds, total
 
 
 def test_a_histogram_counts_a_bound_in_its_bucket_and_larger_values_in_one_more():
-    histogram = Histogram((1.0, 2.0))
+    histogram = BucketCounts((1.0, 2.0))
     for value in (0.0, 1.0, 1.5, 2.0, 99.0):
         histogram.observe(value)
     histogram.observe(1.25, times=3)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from waiting import LONG_S
 
-from raycore.node.lifeline import Watch
+from raycore.node.lifeline import LifelineWatch
 
 PROCESS = """
 import sys
@@ -43,8 +43,8 @@ def running(code: str = PROCESS) -> Iterator[subprocess.Popen[str]]:
 def test_the_lifeline_of_a_killed_process_reports_its_end(number: signal.Signals):
     ended, twice = threading.Event(), threading.Event()
     with running() as process:
-        assert Watch.start(process.pid, ended.set) is not None
-        assert Watch.start(process.pid, twice.set) is not None
+        assert LifelineWatch.start(process.pid, ended.set) is not None
+        assert LifelineWatch.start(process.pid, twice.set) is not None
         assert not ended.wait(1.5), "it lives: longer than a watch waits at a time"
         process.send_signal(number)
         assert ended.wait(LONG_S)
@@ -54,7 +54,7 @@ def test_the_lifeline_of_a_killed_process_reports_its_end(number: signal.Signals
 def test_the_lifeline_of_a_process_that_exits_reports_its_end():
     ended = threading.Event()
     with running() as process:
-        assert Watch.start(process.pid, ended.set) is not None
+        assert LifelineWatch.start(process.pid, ended.set) is not None
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
@@ -64,7 +64,7 @@ def test_the_lifeline_of_a_process_that_exits_reports_its_end():
 def test_the_lifeline_of_a_stopped_process_reports_no_end():
     ended = threading.Event()
     with running() as process:
-        assert Watch.start(process.pid, ended.set) is not None
+        assert LifelineWatch.start(process.pid, ended.set) is not None
         process.send_signal(signal.SIGSTOP)
         assert not ended.wait(0.3)
         process.kill()
@@ -74,7 +74,7 @@ def test_the_lifeline_of_a_stopped_process_reports_no_end():
 def test_a_closed_lifeline_watch_reports_no_end():
     ended = threading.Event()
     with running() as process:
-        watch = Watch.start(process.pid, ended.set)
+        watch = LifelineWatch.start(process.pid, ended.set)
         assert watch is not None
         watch.close()
     assert not ended.wait(0.3)
@@ -82,5 +82,5 @@ def test_a_closed_lifeline_watch_reports_no_end():
 
 def test_a_process_without_a_lifeline_is_not_watched():
     with running("print(flush=True); input()") as process:
-        assert Watch.start(process.pid, lambda: None) is None
-    assert Watch.start(process.pid, lambda: None) is None, "it is gone"
+        assert LifelineWatch.start(process.pid, lambda: None) is None
+    assert LifelineWatch.start(process.pid, lambda: None) is None, "it is gone"

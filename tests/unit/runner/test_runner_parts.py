@@ -11,7 +11,7 @@ from small_model import BLOCK_SIZE, NUM_BLOCKS, make_runner, new_request, plan, 
 from raycore.messages import StepPlan, StepResult
 from raycore.runner.drafting.drafter import NO_DRAFTS, Drafter, Drafting
 from raycore.runner.heads import Head, NextStage
-from raycore.runner.part import Following, RunnerPart
+from raycore.runner.part import PlanFollower, RunnerPart
 from raycore.runner.pooling_head import PoolingHead
 from raycore.runner.sampling_head import SamplingHead
 from raycore.runner.sources import Source, StageBefore, Tokens, TokensWithImages
@@ -19,7 +19,7 @@ from raycore.runner.step_parts import AdaptedRows, Lockstep, ReturnedTokens
 
 BASES: list[type] = [RunnerPart, Source, Head, Drafting]
 PARTS: list[type[RunnerPart]] = [
-    *(AdaptedRows, Drafter, Following, Lockstep, NextStage, PoolingHead, ReturnedTokens, SamplingHead, StageBefore),
+    *(AdaptedRows, Drafter, PlanFollower, Lockstep, NextStage, PoolingHead, ReturnedTokens, SamplingHead, StageBefore),
     *(Tokens, TokensWithImages),
 ]
 

@@ -18,7 +18,7 @@ from raycore.kvcache.snapshots import Snapshots
 from raycore.messages import Feature, FeatureData
 from raycore.scheduler.adapter_limit import AdapterLimit
 from raycore.scheduler.cache_events import CacheEvents
-from raycore.scheduler.drafting import Drafting
+from raycore.scheduler.drafting import DraftPlanning
 from raycore.scheduler.encoder_inputs import EncoderInputs
 from raycore.scheduler.part import Hooks, SchedulerPart, Start
 from raycore.scheduler.prefix_states import PrefixStates
@@ -29,7 +29,7 @@ from raycore.scheduler.transfers import Transfers
 PARTS: dict[type[SchedulerPart], dict[str, Any]] = {
     Prefixes: {},
     PrefixStates: {"num_prefix_states": 4},
-    Drafting: {"num_right": [2, 0]},
+    DraftPlanning: {"num_right": [2, 0]},
     Transfers: {"connector": True},
     CacheEvents: {"kv_events": True},
     EncoderInputs: {"encoder": EncoderLimits(16, 16, True)},

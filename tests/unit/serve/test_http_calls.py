@@ -9,27 +9,27 @@ from typing import Any
 import pytest
 from fake_engine import FakeEngine
 
-from raycore.serve.http_calls import Call, Start, respond
+from raycore.serve.http_calls import HttpCall, ResponseStart, respond
 from raycore.server import ServerOptions, build_app
 
 JSON = [(b"content-type", b"application/json")]
 
 
-def post(path: str, **body: Any) -> Call:
-    return Call("POST", path, JSON, json.dumps(body).encode())
+def post(path: str, **body: Any) -> HttpCall:
+    return HttpCall("POST", path, JSON, json.dumps(body).encode())
 
 
-async def parts_of(app: Any, call: Call) -> list[Start | bytes]:
+async def parts_of(app: Any, call: HttpCall) -> list[ResponseStart | bytes]:
     return [part async for part in respond(app, call)]
 
 
 def test_a_response_comes_with_its_status_and_its_body():
     app = build_app(FakeEngine(), ServerOptions(("m",)))
     start, *body = asyncio.run(parts_of(app, post("/v1/completions", prompt="27 + 58 =")))
-    assert isinstance(start, Start)
+    assert isinstance(start, ResponseStart)
     assert start.status == 200
     assert json.loads(b"".join(body))["choices"][0]["text"] == " 85 is the answer"
-    start, *body = asyncio.run(parts_of(app, Call("GET", "/nowhere")))
+    start, *body = asyncio.run(parts_of(app, HttpCall("GET", "/nowhere")))
     assert start.status == 404
 
 
@@ -55,7 +55,7 @@ def test_a_caller_that_leaves_ends_the_request():
         engine = FakeEngine()
         engine.at_token = lambda index: asyncio.sleep(0 if index < 2 else 3600)
         parts = respond(build_app(engine, ServerOptions(("m",))), post("/v1/completions", prompt="1", stream=True))
-        assert isinstance(await anext(parts), Start)
+        assert isinstance(await anext(parts), ResponseStart)
         await anext(parts)
         await asyncio.wait_for(parts.aclose(), 5)
         return engine
@@ -69,4 +69,4 @@ def test_an_applications_error_reaches_the_caller():
         raise RuntimeError("broken")
 
     with pytest.raises(RuntimeError, match="broken"):
-        asyncio.run(parts_of(app, Call("GET", "/")))
+        asyncio.run(parts_of(app, HttpCall("GET", "/")))

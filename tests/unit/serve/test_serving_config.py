@@ -10,7 +10,7 @@ import pytest
 from raycore.errors import InvalidConfig
 from raycore.serve import build_openai_app
 from raycore.serve.app import deployment_fields
-from raycore.serve.config import Arguments, ModelConfig, arguments, deployment_options, model_config
+from raycore.serve.config import Arguments, ModelDeployment, arguments, deployment_options, model_config
 
 KNOWN = ["name", "num_replicas", "autoscaling_config", "max_ongoing_requests", "ray_actor_options"]
 
@@ -19,13 +19,13 @@ def fields(**more: Any) -> dict[str, Any]:
     return {"model_loading_config": {"model_id": "m", "model_source": "path"}, **more}
 
 
-def config(**more: Any) -> ModelConfig:
+def config(**more: Any) -> ModelDeployment:
     return model_config("here", fields(**more))
 
 
 def test_models_have_the_fields_of_the_installed_ray():
     llm = pytest.importorskip("ray.llm._internal.serve.core.configs.llm_config")
-    assert set(ModelConfig.__struct_fields__) == set(llm.LLMConfig.model_fields)
+    assert set(ModelDeployment.__struct_fields__) == set(llm.LLMConfig.model_fields)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from fake_engine import FakeEngine
 from uvicorn.server import ServerState
 
 from raycore.server import ServerOptions, build_app, serving
-from raycore.server.connections import Connection, connection_class
+from raycore.server.connections import HttpConnection, connection_class
 from raycore.server.listen_options import ListenOptions
 from raycore.server.listening import listening
 from raycore.server.serving import HttpServer
@@ -327,7 +327,7 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def connection(loop: Loop) -> Connection:
+def connection(loop: Loop) -> HttpConnection:
     kind = connection_class(ListenOptions(header_timeout_s=30.0), max_connections=2)
     config = uvicorn.Config(mock.Mock(), interface="asgi3", ws="none", timeout_keep_alive=5)
     config.load()
@@ -337,11 +337,11 @@ def connection(loop: Loop) -> Connection:
 
 
 @pytest.fixture
-def client(connection: Connection) -> Any:
+def client(connection: HttpConnection) -> Any:
     return connection.transport
 
 
-def answered(connection: Connection) -> None:
+def answered(connection: HttpConnection) -> None:
     connection.cycle.response_complete = True
     connection.on_response_complete()
 
@@ -353,7 +353,7 @@ def test_a_connection_that_sends_nothing_ends(loop: Loop, client: Any) -> None:
     assert (client.is_ended, client.written) == (True, b"")
 
 
-def test_headers_that_dribble_have_one_deadline(loop: Loop, connection: Connection, client: Any) -> None:
+def test_headers_that_dribble_have_one_deadline(loop: Loop, connection: HttpConnection, client: Any) -> None:
     connection.data_received(b"GET / HTTP/1.1\r\nX: ")
     for _ in range(29):
         connection.data_received(b"x")
@@ -367,7 +367,9 @@ def test_headers_that_dribble_have_one_deadline(loop: Loop, connection: Connecti
 
 
 @pytest.mark.parametrize("dribble", [b"\r\n", b"GET / HTTP/1.1\r\nX: "])
-def test_the_next_request_has_a_deadline_too(loop: Loop, connection: Connection, client: Any, dribble: bytes) -> None:
+def test_the_next_request_has_a_deadline_too(
+    loop: Loop, connection: HttpConnection, client: Any, dribble: bytes
+) -> None:
     connection.data_received(head(method="GET"))
     loop.run_for(1_000.0)  # a response may take as long as it likes
     assert not client.is_ended
@@ -380,7 +382,7 @@ def test_the_next_request_has_a_deadline_too(loop: Loop, connection: Connection,
     assert b"HTTP/1.1 408" in client.written
 
 
-def test_an_idle_connection_ends_earlier(loop: Loop, connection: Connection, client: Any) -> None:
+def test_an_idle_connection_ends_earlier(loop: Loop, connection: HttpConnection, client: Any) -> None:
     connection.data_received(head(method="GET"))
     answered(connection)
     loop.run_for(6.0)
@@ -388,7 +390,7 @@ def test_an_idle_connection_ends_earlier(loop: Loop, connection: Connection, cli
 
 
 def test_a_server_that_ends_answers_the_request_that_is_under_way(
-    loop: Loop, connection: Connection, client: Any
+    loop: Loop, connection: HttpConnection, client: Any
 ) -> None:
     connection.shutdown()
     connection.data_received(head(method="GET"))
@@ -397,7 +399,7 @@ def test_a_server_that_ends_answers_the_request_that_is_under_way(
 
 
 def test_a_server_that_ends_waits_no_longer_for_a_silent_connection(
-    loop: Loop, connection: Connection, client: Any
+    loop: Loop, connection: HttpConnection, client: Any
 ) -> None:
     connection.shutdown()
     assert not client.is_ended
@@ -405,7 +407,7 @@ def test_a_server_that_ends_waits_no_longer_for_a_silent_connection(
     assert client.is_ended
 
 
-def test_the_rest_of_a_refused_body_has_the_deadline(loop: Loop, connection: Connection, client: Any) -> None:
+def test_the_rest_of_a_refused_body_has_the_deadline(loop: Loop, connection: HttpConnection, client: Any) -> None:
     connection.data_received(head("Content-Length: 1000000"))
     answered(connection)
     for _ in range(29):
@@ -417,7 +419,9 @@ def test_the_rest_of_a_refused_body_has_the_deadline(loop: Loop, connection: Con
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
-def test_a_client_that_reads_nothing_is_gone(loop: Loop, connection: Connection, client: Any, is_whole: bool) -> None:
+def test_a_client_that_reads_nothing_is_gone(
+    loop: Loop, connection: HttpConnection, client: Any, is_whole: bool
+) -> None:
     connection.data_received(head(method="GET"))
     client.num_waiting = 100_000
     if is_whole:  # its buffer isn't large enough to stop the response, which was the last
@@ -434,7 +438,7 @@ def test_a_client_that_reads_nothing_is_gone(loop: Loop, connection: Connection,
     assert client.is_ended
 
 
-def test_a_client_that_reads_is_not_gone(loop: Loop, connection: Connection, client: Any) -> None:
+def test_a_client_that_reads_is_not_gone(loop: Loop, connection: HttpConnection, client: Any) -> None:
     connection.data_received(head(method="GET"))
     client.num_waiting = 100_000
     connection.pause_writing()
@@ -444,7 +448,7 @@ def test_a_client_that_reads_is_not_gone(loop: Loop, connection: Connection, cli
     assert not client.is_ended
 
 
-def test_an_unfinished_body_ends_with_its_connection(connection: Connection, client: Any) -> None:
+def test_an_unfinished_body_ends_with_its_connection(connection: HttpConnection, client: Any) -> None:
     connection.data_received(head(CHUNKED) + b"1\r\na\r\n0\r\n" + b"a: b\r\n" * 20_000)
     assert error_of(client.written) == (431, "headers_too_large")
     assert connection.cycle.disconnected

@@ -10,7 +10,7 @@ from fake_engine import FakeEngine
 
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
 from raycore.server import ServerOptions
-from raycore.server.adapters import Adapters
+from raycore.server.adapters import OfferedAdapters
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.multi_process.driver_calls import DriverCalls, run_call
 from raycore.server.multi_process.reports import Report
@@ -28,7 +28,7 @@ async def exchange(engine: FakeEngine, method: str, store: MemoryStore | None = 
     report = msgspec.msgpack.decode(msgspec.msgpack.encode(Report(calls=calls.take())), type=Report)
     assert not calls.has_unsent()
     (call,) = report.calls
-    targets = engine, Adapters(engine, ServerOptions(("m",))), store or MemoryStore(8, 1 << 20)
+    targets = engine, OfferedAdapters(engine, ServerOptions(("m",))), store or MemoryStore(8, 1 << 20)
     calls.finish(call.number, *await asyncio.to_thread(run_call, *targets, call))
     return await asked
 

@@ -16,7 +16,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.server import ServerOptions, build_app, load_adapters
-from raycore.server.adapters import Adapters, OfferedAdapter, allowed_directory, check_adapters
+from raycore.server.adapters import OfferedAdapter, OfferedAdapters, allowed_directory, check_adapters
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.models import Models
 from raycore.server.options import LoraModule
@@ -215,7 +215,7 @@ class Subscriber:
 
 
 def test_a_change_of_adapters_is_answered_when_all_subscribers_know_it(engine: FakeEngine, allowed: Path) -> None:
-    adapters, subscriber = Adapters(engine, ServerOptions(("fake",))), Subscriber()
+    adapters, subscriber = OfferedAdapters(engine, ServerOptions(("fake",))), Subscriber()
 
     async def change(call: Any) -> None:
         subscriber.is_told.clear()
@@ -251,7 +251,7 @@ def test_a_change_of_adapters_is_answered_when_all_subscribers_know_it(engine: F
 
 
 def test_an_adapter_name_can_be_loaded_again_after_an_error(engine: FakeEngine) -> None:
-    adapters = Adapters(engine, ServerOptions(("fake",)))
+    adapters = OfferedAdapters(engine, ServerOptions(("fake",)))
     for _ in range(2):
         with pytest.raises(NotFound, match="lora_name='fake' isn't loaded"):
             asyncio.run(adapters.unload_lora_adapter("fake"))

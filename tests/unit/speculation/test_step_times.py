@@ -3,20 +3,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from raycore.speculation.step_times import StepTimes
+from raycore.speculation.step_times import AverageStepTimes
 
 LIFETIME = 2000
 
 
-def estimate(times: StepTimes, *num_tokens: int, step: int = 0) -> list[float]:
+def estimate(times: AverageStepTimes, *num_tokens: int, step: int = 0) -> list[float]:
     found = times.estimate(step, np.array(num_tokens))
     assert found is not None
     return found.tolist()
 
 
-def seen(*steps: tuple[int, float]) -> StepTimes:
+def seen(*steps: tuple[int, float]) -> AverageStepTimes:
     """Each of these (number of tokens, duration) has been seen a few times."""
-    times = StepTimes(LIFETIME)
+    times = AverageStepTimes(LIFETIME)
     for num_tokens, duration_s in steps:
         for _ in range(3):
             times.observe(0, num_tokens, duration_s)
@@ -24,7 +24,7 @@ def seen(*steps: tuple[int, float]) -> StepTimes:
 
 
 def test_a_step_time_needs_a_few_steps_and_begins_with_the_shortest() -> None:
-    times = StepTimes(LIFETIME)
+    times = AverageStepTimes(LIFETIME)
     for duration_s in (40.0, 1.0, 1.5):
         assert times.estimate(0, np.array([1])) is None
         times.observe(0, 4, duration_s)
@@ -54,7 +54,7 @@ def test_contradicting_step_times_are_averaged_by_their_number_of_steps() -> Non
 
 
 def test_the_average_step_time_follows_changes_and_an_interrupted_step_counts_little() -> None:
-    times = StepTimes(LIFETIME)
+    times = AverageStepTimes(LIFETIME)
     for step in range(50):
         times.observe(step, 8, 1.0)
     times.observe(50, 8, 1000.0)
@@ -78,7 +78,7 @@ def test_a_step_size_not_observed_for_long_does_not_lower_the_times_of_smaller_s
 
 
 def test_an_observed_step_size_may_confirm_the_times_of_all_sizes() -> None:
-    times = StepTimes(LIFETIME, confirms_all=True)
+    times = AverageStepTimes(LIFETIME, confirms_all=True)
     for step in (0, 1, 2, 1000):
         times.observe(step, 8, 1.0)
         times.observe(min(step, 2), 64, 2.0)

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from small_model import SPEC as DENSE
 
 from raycore.errors import InvalidCheckpoint
-from raycore.models.moe import ExpertNames, MoeSpec, Router
+from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec
 from raycore.weights.loader import MlpWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.moe_weights import MoeWeights
 from raycore.weights.share import WeightShare
@@ -119,7 +119,7 @@ def test_each_rank_loads_its_part_of_the_experts(tmp_path: Path, spec, is_stacke
 
 
 BIASED_MOE = msgspec.structs.replace(
-    MOE, router=Router(has_bias=True), has_bias=True, names=ExpertNames(router="router"), is_interleaved=True
+    MOE, router=ExpertChoice(has_bias=True), has_bias=True, names=ExpertNames(router="router"), is_interleaved=True
 )
 BIASED = msgspec.structs.replace(QWEN, architecture="GptOssForCausalLM", moe=BIASED_MOE)
 

@@ -16,7 +16,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from raycore.checkpoint.weight_files import read_header
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.routed_experts import TorchExperts
-from raycore.models.moe import ExpertShare, MoeSpec, Router
+from raycore.models.moe import ExpertChoice, ExpertShare, MoeSpec
 from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ClampedSwiglu
 from raycore.weights.checkpoint_reader import CheckpointReader
@@ -61,7 +61,7 @@ def test_numbers_that_mxfp4_can_hold_are_quantized_exactly(tmp_path: Path) -> No
     assert torch.equal(found, weight_EOI)
 
 
-MOE = MoeSpec(3, 2, 96, [True], Router(), is_interleaved=True)
+MOE = MoeSpec(3, 2, 96, [True], ExpertChoice(), is_interleaved=True)
 MXFP4 = Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, 32, code="e2m1"))
 SPEC = msgspec.structs.replace(configs.SPEC, hidden_size=64, moe=MOE, quantization=MXFP4)
 

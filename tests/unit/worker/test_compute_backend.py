@@ -10,11 +10,11 @@ import torch
 from configs import SPEC
 
 from raycore.kernels import Backend
-from raycore.models.moe import MoeSpec, Router
+from raycore.models.moe import ExpertChoice, MoeSpec
 from raycore.models.spec import ClampedSwiglu, GateFunction, QueryScale
 from raycore.worker.compute_backend import ComputeBackend
 
-CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, Router(has_correction=True))
+CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, ExpertChoice(has_correction=True))
 
 
 @pytest.mark.parametrize(

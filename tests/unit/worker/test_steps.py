@@ -11,7 +11,7 @@ from test_setup import make
 from test_worker import start
 
 from raycore.messages import StepPlan, StepResult
-from raycore.worker.steps import StepTimes, Unreported
+from raycore.worker.steps import Unreported, WorkerTimes
 from raycore.worker.warm_up import warm_up_plans
 
 
@@ -37,7 +37,7 @@ def test_a_worker_that_does_not_report_waits_for_its_step_and_returns_no_result(
 
 
 def test_step_times_are_added_up() -> None:
-    assert StepTimes(1.0, 2.0).plus(0.5, 0.25) == (1.5, 2.25)
+    assert WorkerTimes(1.0, 2.0).plus(0.5, 0.25) == (1.5, 2.25)
 
 
 @pytest.mark.parametrize(("block_size", "max_model_len", "num_tokens"), [(16, 64, 7), (4, 64, 3), (16, 2, 1)])

@@ -17,7 +17,7 @@ from raycore.kernels import library as kernels
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
-from raycore.models.moe import MoeSpec, Router, SharedExperts
+from raycore.models.moe import ExpertChoice, MoeSpec, SharedExperts
 from raycore.node.listeners import offer
 from raycore.parallel import peer_memory
 from raycore.parallel.rendezvous import Rendezvous
@@ -35,12 +35,12 @@ SHARED = msgspec.structs.replace(
     MODEL,
     moe=msgspec.structs.replace(
         MOE,
-        router=Router("sigmoid", has_correction=True, in_float32=True),
+        router=ExpertChoice("sigmoid", has_correction=True, in_float32=True),
         shared=SharedExperts(32, has_gate=True),
     ),
 )
 BIASED = msgspec.structs.replace(
-    MODEL, moe=msgspec.structs.replace(MOE, router=Router("softmax_of_chosen", has_bias=True), has_bias=True)
+    MODEL, moe=msgspec.structs.replace(MOE, router=ExpertChoice("softmax_of_chosen", has_bias=True), has_bias=True)
 )
 STATE = DeltaSpec([True, False, True], 2, 4, k_dim=6, v_dim=10, conv_size=3, is_interleaved=True)
 GATED = msgspec.structs.replace(MODEL, state=STATE, has_attention_gate=True)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from raycore.rpc.client import Call, RpcClient
+from raycore.rpc.client import RpcClient, SentCall
 from simulation.cluster.accounts.account import Account, Run
 
 _SHARE = 0.1
@@ -22,14 +22,14 @@ class Callbacks(Account):
         global _account
         has_any = random.Random(f"callbacks {run.scenario.seed}").random() < _SHARE
         _account = self if has_any else None
-        self._calls: dict[Call[Any], int] = {}
+        self._calls: dict[SentCall[Any], int] = {}
         """How often each has called back."""
 
-    def add(self, call: Call[Any]) -> None:
+    def add(self, call: SentCall[Any]) -> None:
         self._calls[call] = 0
         call.add_done_callback(self._called_back)
 
-    def _called_back(self, call: Call[Any]) -> None:
+    def _called_back(self, call: SentCall[Any]) -> None:
         self._calls[call] += 1
         if not call.is_complete:
             self.problems.append(f"{call.what}, call {call.number}, has called back before it was complete")

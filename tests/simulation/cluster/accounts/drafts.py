@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from support.scheduler_parts import parts_of
 
-from raycore.scheduler.drafting import Drafting
+from raycore.scheduler.drafting import DraftPlanning
 from simulation.cluster.accounts.account import Account, first_worker_of, ranks_of
 from simulation.worker.steps import drafts_of, too_many_drafts
 
@@ -22,7 +22,7 @@ class Drafts(Account):
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         for connection, _, rank in ranks_of(llm):
             assert rank._core is not None, "the client is connected to it"
-            worker, parts = first_worker_of(rank), parts_of(rank._core.scheduler, Drafting)
+            worker, parts = first_worker_of(rank), parts_of(rank._core.scheduler, DraftPlanning)
             if not parts or worker is None:
                 continue
             stats = parts[0].speculation.stats

@@ -12,7 +12,7 @@ import pytest
 from waiting import LONG_S
 
 from raycore.cluster.local_ray import own_processes
-from raycore.cluster.local_ray.own_processes import OwnProcess, wait_for_reapers
+from raycore.cluster.local_ray.own_processes import RayProcess, wait_for_reapers
 from raycore.node.processes import wait_until_gone
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="own sessions are for Linux")
@@ -26,7 +26,7 @@ wait
 
 
 def test_a_process_has_its_own_session_and_ends_by_terminate_although_sigterm_is_blocked():
-    with OwnProcess(["sleep", "1000"]) as process:
+    with RayProcess(["sleep", "1000"]) as process:
         assert os.getsid(process.pid) == process.pid
         os.kill(process.pid, signal.SIGTERM)
         os.kill(process.pid, signal.SIGHUP)
@@ -38,15 +38,15 @@ def test_a_process_has_its_own_session_and_ends_by_terminate_although_sigterm_is
 
 def test_a_failed_process_start_raises_in_the_caller_and_later_starts_work():
     with pytest.raises(FileNotFoundError):
-        OwnProcess(["/no/such/program"])
-    assert OwnProcess(["true"]).wait(LONG_S) == 0
+        RayProcess(["/no/such/program"])
+    assert RayProcess(["true"]).wait(LONG_S) == 0
 
 
 def test_children_of_a_raylet_have_ended_once_its_reaper_was_waited_for(tmp_path: Path):
     raylet = tmp_path / "raylet"
     raylet.write_text(RAYLET)
     raylet.chmod(0o755)
-    with OwnProcess([str(raylet)], stdout=subprocess.PIPE) as process:
+    with RayProcess([str(raylet)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         child = int(process.stdout.readline())
         process.kill()

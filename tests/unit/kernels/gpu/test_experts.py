@@ -11,16 +11,16 @@ from native_kernels import assert_near, randn
 
 from raycore.kernels.gpu import experts
 from raycore.layers.gate import gate_and_mul
-from raycore.models.moe import Router
+from raycore.models.moe import ExpertChoice
 from raycore.models.spec import ClampedSwiglu, Gate
 
 SEEDS = strategies.integers(0, 1 << 32)
-NORMALIZED = Router(is_normalized=True)
+NORMALIZED = ExpertChoice(is_normalized=True)
 SETTINGS = hypothesis.settings(max_examples=25)
 
 
 def chosen(
-    router: Router, per_token: int, logits_NE: torch.Tensor, correction_E: torch.Tensor | None
+    router: ExpertChoice, per_token: int, logits_NE: torch.Tensor, correction_E: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weights and ids that a router says, in float64; of equal experts or groups, the first ones."""
     scores_NE = {"softmax": logits_NE.softmax(-1), "sigmoid": logits_NE.sigmoid()}.get(router.scores, logits_NE)
@@ -40,9 +40,9 @@ def chosen(
 
 
 @strategies.composite
-def routers(draw: strategies.DrawFn) -> Router:
+def routers(draw: strategies.DrawFn) -> ExpertChoice:
     num_groups = draw(strategies.just(1) | strategies.integers(2, 6))
-    return Router(
+    return ExpertChoice(
         draw(strategies.sampled_from(["softmax", "softmax_of_chosen", "sigmoid"])),
         is_normalized=draw(strategies.booleans()),
         has_correction=draw(strategies.booleans()),
@@ -64,7 +64,7 @@ def routers(draw: strategies.DrawFn) -> Router:
     has_ties=strategies.booleans(),
 )
 def test_routing_equals_a_stable_sort_of_the_softmax(
-    dtype, seed: int, num_tokens: int, group_size: int, per_token: int, router: Router, has_ties: bool
+    dtype, seed: int, num_tokens: int, group_size: int, per_token: int, router: ExpertChoice, has_ties: bool
 ) -> None:
     num_experts, per_token = group_size * router.num_groups, min(per_token, group_size * router.num_chosen_groups)
     logits_NE = randn(seed, num_tokens, 2 * num_experts)[:, :num_experts]

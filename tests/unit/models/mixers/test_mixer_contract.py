@@ -23,7 +23,7 @@ from raycore.models.linears import FusedLinear
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.kinds import REFUSED_ADAPTERS, StateSpec
 from raycore.models.mixers.latent import LatentHeads
-from raycore.models.mixers.spec import MixerSpec, Vector
+from raycore.models.mixers.spec import MixerSpec, MixerTensor
 from raycore.models.rows import Rows
 from raycore.models.spec import ModelSpec
 from raycore.state.recurrence import Recurrence
@@ -80,8 +80,10 @@ def test_the_rows_of_all_ranks_are_the_whole(checkpoint: tuple[Path, ModelSpec],
     _, spec = checkpoint
     for mixer in spec.mixer_kinds:
         for layers in (mixer.linears, mixer.vectors):
-            whole: tuple[FusedLinear | Vector, ...] = layers(spec)
-            ranks: list[tuple[FusedLinear | Vector, ...]] = [layers(spec, rank, tp_size) for rank in range(tp_size)]
+            whole: tuple[FusedLinear | MixerTensor, ...] = layers(spec)
+            ranks: list[tuple[FusedLinear | MixerTensor, ...]] = [
+                layers(spec, rank, tp_size) for rank in range(tp_size)
+            ]
             for index, expected in enumerate(whole):
                 owns = [rank[index] for rank in ranks]
                 assert {each.field for each in owns} == {expected.field}
@@ -153,5 +155,5 @@ def test_adapters_may_change_the_linear_layers_that_peft_finds(checkpoint: tuple
             assert [(each.out_features, each.in_features) for each in found] == [shape], name
 
 
-def _rows(declared: FusedLinear | Vector) -> tuple[Rows, ...]:
-    return declared.parts if isinstance(declared, Vector) else (*declared.outputs, declared.inputs)
+def _rows(declared: FusedLinear | MixerTensor) -> tuple[Rows, ...]:
+    return declared.parts if isinstance(declared, MixerTensor) else (*declared.outputs, declared.inputs)

@@ -9,7 +9,7 @@ from call_formats import Read, pieces_of, read
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycore.server.parsers.reasoning import HarmonyParser, Parts
+from raycore.server.parsers.reasoning import HarmonyParser, ReasoningPiece
 from raycore.server.parsers.tool_calls.harmony import HarmonyToolParser
 
 ANALYSIS = "<|channel|>analysis<|message|>"
@@ -18,10 +18,10 @@ TO_F = "<|channel|>commentary to=functions.f <|constrain|>json<|message|>"
 PREAMBLE = "<|channel|>commentary<|message|>"
 
 
-def split(text: str, size: int = 10_000, *, has_tools: bool = False, is_reasoning: bool = True) -> Parts:
+def split(text: str, size: int = 10_000, *, has_tools: bool = False, is_reasoning: bool = True) -> ReasoningPiece:
     parser = HarmonyParser(is_reasoning, HarmonyToolParser.opening if has_tools else None)
     parts = [*(parser.feed(piece) for piece in pieces_of(text, size)), parser.finish()]
-    return Parts("".join(part.reasoning for part in parts), "".join(part.content for part in parts))
+    return ReasoningPiece("".join(part.reasoning for part in parts), "".join(part.content for part in parts))
 
 
 def message(text: str, size: int = 10_000) -> tuple[str, Read]:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycore.errors import InvalidConfig
-from raycore.server.parsers.reasoning import PARSERS, Parts, parser_named
+from raycore.server.parsers.reasoning import PARSERS, ReasoningPiece, parser_named
 
 CALL = "<tool_call>"
 BOTH = [name for name in PARSERS if name != "openai_gptoss"]
@@ -19,7 +19,7 @@ def parse(name, pieces, is_reasoning=True, call=None):
     parts = [*(parser.feed(piece) for piece in pieces), parser.finish()]
     first_said = next((i for i, part in enumerate(parts) if part.content), len(parts))
     assert not any(part.reasoning for part in parts[first_said + 1 :]), "reasoning comes first"
-    return Parts("".join(part.reasoning for part in parts), "".join(part.content for part in parts))
+    return ReasoningPiece("".join(part.reasoning for part in parts), "".join(part.content for part in parts))
 
 
 @pytest.mark.parametrize("name", BOTH)
