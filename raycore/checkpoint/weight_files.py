@@ -11,7 +11,6 @@ __all__ = [
     "INDEX_FILE",
     "SINGLE_FILE",
     "WEIGHT_SUFFIXES",
-    "StoredTensor",
     "has_weight_files",
     "listed",
     "read_header",
@@ -21,11 +20,12 @@ __all__ = [
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
 from raycore.checkpoint.gguf.header import is_gguf, refuse_other_file
+from raycore.checkpoint.gguf.tensors import gguf_tensors
+from raycore.checkpoint.stored_tensor import StoredTensor
 from raycore.errors import InvalidCheckpoint
 from raycore.json_fields import JsonFields, refuse_lfs_pointer
 
@@ -36,22 +36,6 @@ _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100 << 20
 """The limit of the library safetensors."""
 _MAX_NAMED = 4
-
-
-class StoredTensor(NamedTuple):
-    """A tensor in a file."""
-
-    file: Path
-    dtype: str
-    """As safetensors or GGUF has it, such as `BF16` or `Q4_K`."""
-    shape: tuple[int, ...]
-    start: int
-    """Of the tensor's bytes in the file."""
-    end: int
-    alternating_heads: int = 0
-    """In a GGUF file: in each of so many heads, rows of its two halves take turns. 0: rows are in order."""
-    added: float = 0.0
-    """In a GGUF file: what has been added to each number."""
 
 
 class _Entry(msgspec.Struct):
@@ -78,8 +62,6 @@ def stored_tensors(path: Path) -> dict[str, StoredTensor]:
         InvalidConfig: the package that reads a GGUF file isn't installed.
     """
     if is_gguf(path):
-        from raycore.checkpoint.gguf.tensors import gguf_tensors  # imported lazily: it imports this module
-
         return gguf_tensors(path)
     refuse_other_file(path, str(path))
     if not path.is_dir():

@@ -1,19 +1,29 @@
-"""Builds parts of grammars in llguidance's variant of Lark. Pure."""
+"""Builds parts of grammars in llguidance's variant of Lark, and the patterns in them. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from raycore.errors import InvalidRequest
-from raycore.grammar.native import NO_SPACE, WHITE_SPACE, pattern_of_choice
 from raycore.structured_outputs import StructuredOutputsParams
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 SpecialTokens = Mapping[str, int]
 """The ids of special tokens, by the tokens' texts. Grammars must refer to special tokens by id."""
 
+_ESCAPES = 'nrbtf\\"'
+"""Without `u`: llguidance doesn't recognize a property's name that is written as `\\u0061`, and lets its value be
+anything."""
+WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,32}", "json_allowed_escapes": _ESCAPES}
+"""Allowed white space between the parts of JSON: enough for indentation, but bounded, so that a model can't generate
+white space for ever."""
+NO_SPACE: JsonCompileOptions = {"whitespace_flexible": False, "json_allowed_escapes": _ESCAPES}
+_REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
 _SLASH = re.compile(r"(\\.)|/", re.DOTALL)
 
 
@@ -42,6 +52,16 @@ def pattern_rule(regex: str) -> str:
     """The body of a rule that matches a regular expression."""
     escaped = _SLASH.sub(lambda match: match[1] or r"\/", regex).replace("\n", r"\n")
     return f"/(?:{escaped})/"
+
+
+def pattern_of_choice(texts: Sequence[str]) -> str:
+    """A regular expression that matches these texts and nothing else."""
+    return "|".join(map(_literal, texts))
+
+
+def _literal(text: str) -> str:
+    """A regular expression that matches this text and nothing else."""
+    return "".join(f"\\{character}" if character in _REGEX_SPECIAL else character for character in text)
 
 
 def _schema(asked: StructuredOutputsParams) -> Any:

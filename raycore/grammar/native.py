@@ -13,25 +13,18 @@ from typing import TYPE_CHECKING
 from raycore.errors import InvalidRequest
 from raycore.extras import needing
 from raycore.grammar.embedded import with_enforceable_schemas
+from raycore.grammar.lark import NO_SPACE, WHITE_SPACE, pattern_of_choice
 from raycore.grammar.plain_tags import special_tokens, with_plain_tags
 from raycore.grammar.schema import enforceable, parse_schema
+from raycore.grammar.structural_tag import structural_tag_grammar
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.tokenizer_files import read_tokenizer_text
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
-_ESCAPES = 'nrbtf\\"'
-"""Without `u`: llguidance doesn't recognize a property's name that is written as `\\u0061`, and lets its value be
-anything."""
-WHITE_SPACE: JsonCompileOptions = {"whitespace_pattern": r"[ \t\n\r]{1,32}", "json_allowed_escapes": _ESCAPES}
-"""Allowed white space between the parts of JSON: enough for indentation, but bounded, so that a model can't generate
-white space for ever."""
-NO_SPACE: JsonCompileOptions = {"whitespace_flexible": False, "json_allowed_escapes": _ESCAPES}
 _MAX_LEXER_STATES = 50_000
 """Bounds the memory of one grammar: a state takes 1 to 2 KB, and a hostile pattern creates them as fast as it can."""
-_REGEX_SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~/")
 
 
 class NativeCompiler:
@@ -89,8 +82,6 @@ class NativeCompiler:
         """The constraint in llguidance's format. Raises ValueError if it can't be converted."""
         if asked.structural_tag is None:
             return _grammar_text(asked)
-        from raycore.grammar.structural_tag import structural_tag_grammar  # which imports this module
-
         space = NO_SPACE if asked.disable_any_whitespace else WHITE_SPACE
         return structural_tag_grammar(str(asked.structural_tag), self._special, space)
 
@@ -121,13 +112,3 @@ def _grammar_text(asked: StructuredOutputsParams) -> str:
     return LLMatcher.grammar_from_json_schema(
         schema, defaults=NO_SPACE if asked.disable_any_whitespace else WHITE_SPACE
     )
-
-
-def pattern_of_choice(texts: Sequence[str]) -> str:
-    """A regular expression that matches these texts and nothing else."""
-    return "|".join(map(_literal, texts))
-
-
-def _literal(text: str) -> str:
-    """A regular expression that matches this text and nothing else."""
-    return "".join(f"\\{character}" if character in _REGEX_SPECIAL else character for character in text)

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from raycore.errors import InvalidRequest
-from raycore.grammar.lark import SpecialTokens, pattern_rule
-from raycore.grammar.native import pattern_of_choice
+from raycore.grammar.lark import SpecialTokens, pattern_of_choice, pattern_rule
 from raycore.grammar.schema import enforceable
 from raycore.grammar.schema_values import DECODER
 

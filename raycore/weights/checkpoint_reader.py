@@ -15,7 +15,8 @@ from safetensors import SafetensorError, safe_open
 
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.stored_model import wrong_shape
-from raycore.checkpoint.weight_files import StoredTensor, stored_tensors
+from raycore.checkpoint.stored_tensor import StoredTensor
+from raycore.checkpoint.weight_files import stored_tensors
 from raycore.errors import InvalidCheckpoint
 from raycore.weights.gguf_slice import GgufMapping, GgufSlice
 

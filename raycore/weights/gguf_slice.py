@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raycore.checkpoint.gguf.header import BLOCKS
-from raycore.checkpoint.weight_files import StoredTensor
+from raycore.checkpoint.stored_tensor import StoredTensor
 from raycore.errors import InvalidCheckpoint
 from raycore.extras import needing
 from raycore.models.quantization import GGUF_SCHEMES, WeightScheme

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 
 from raycore.checkpoint.gguf.header import PLAIN
-from raycore.checkpoint.weight_files import StoredTensor
+from raycore.checkpoint.stored_tensor import StoredTensor
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.loader import RankLayout
 from raycore.weights.moe_weights import Part

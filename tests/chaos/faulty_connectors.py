@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from raycore.config.options import settings_of
 from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector
 from raycore.kv_transfer.embeddings import EmbeddingStore
-from raycore.kv_transfer.offload.connector import OffloadConnector, OffloadSettings
+from raycore.kv_transfer.offload.connector import OffloadConnector
 from raycore.kv_transfer.offload.files import BlockFiles
+from raycore.kv_transfer.offload.settings import OffloadSettings
 from raycore.kv_transfer.offload.worker import OffloadWorker
 
 KINDS = ("right", "late", "lost", "corrupted")

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,32 @@ TORCH_PLACES = re.compile(
 )
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 
+CIRCLES_OF_TYPES = {
+    # an error holds the output that the request had
+    ("raycore.errors", "raycore.outputs"),
+    # what reads the fields of a value that holds their results
+    ("raycore.config.given_places", "raycore.config.parallel"),
+    ("raycore.cluster.desired", "raycore.cluster.rank"),
+    ("raycore.cluster.given", "raycore.cluster.runtime"),
+    # the worker class that the function imports
+    ("raycore.worker.rank", "raycore.worker.protocol"),
+    # a part is told of the worker that has it
+    ("raycore.worker.part", "raycore.worker.core"),
+    # layers that operations make of other operations
+    ("raycore.layers.routed_experts", "raycore.layers.operations"),
+    ("raycore.layers.router", "raycore.layers.operations"),
+    # a model's spec has parts, and how large they are depends on the model
+    ("raycore.models.linears", "raycore.models.spec"),
+    ("raycore.models.vision", "raycore.models.spec"),
+    ("raycore.models.mixers.attention", "raycore.models.spec"),
+    ("raycore.models.mixers.delta", "raycore.models.spec"),
+    ("raycore.models.mixers.kinds", "raycore.models.spec"),
+    ("raycore.models.mixers.latent", "raycore.models.spec"),
+    ("raycore.models.mixers.mamba2", "raycore.models.spec"),
+    ("raycore.models.mixers.spec", "raycore.models.spec"),
+}
+"""Imports for type checkers alone that close a circle: the module that needs the type, and that which has it."""
+
 SOURCE_FILES = sorted(path for package in ("raycore", "placement") for path in (ROOT / package).rglob("*.py"))
 
 
@@ -129,13 +156,13 @@ def name_of(path: Path) -> str:
 
 
 @cache
-def imports_of(path: Path) -> frozenset[str]:
-    """Every module that a file imports, wherever in it, except for type checkers alone."""
+def imports_of(path: Path, *, for_types: bool = False) -> frozenset[str]:
+    """Every module that a file imports, wherever in it. With `for_types`, also what only type checkers import."""
     found: set[str] = set()
     pending: list[ast.AST] = [ast.parse(path.read_text())]
     while pending:
         node = pending.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not for_types:
             pending += node.orelse
         elif isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
@@ -153,6 +180,26 @@ def layer_of(module: str) -> str | None:
     if parts[0] == "placement":
         return "placement"
     return parts[1] if parts[0] == "raycore" and len(parts) > 1 else None
+
+
+def modules_imported(*, for_types: bool) -> dict[str, set[str]]:
+    """Which of our modules each of them imports. `raycore` itself, the door to all of them, is left out."""
+    names = {
+        name_of(path).removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in SOURCE_FILES
+    }
+    del names["raycore"]
+    return {
+        name: {module for module in imports_of(path, for_types=for_types) if module in names} - {name}
+        for name, path in names.items()
+    }
+
+
+def circle_in(imports: dict[str, set[str]]) -> list[str] | None:
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return None
 
 
 def layers_below(layer: str) -> set[str]:
@@ -271,3 +318,17 @@ def test_imports_do_not_load_the_modules_kept_out(modules: str, kept_out: set[st
     )
     assert run.returncode == 0, run.stderr
     assert run.stdout.split() == []
+
+
+def test_no_module_imports_one_that_imports_it():
+    """Not even in a function: that hides the circle, and neither module can be understood without the other."""
+    assert circle_in(modules_imported(for_types=False)) is None
+
+
+def test_circles_of_types_are_those_that_are_listed():
+    imports = modules_imported(for_types=True)
+    assert [(user, used) for user, used in sorted(CIRCLES_OF_TYPES) if used not in imports[user]] == []
+    without = {name: {each for each in used if (name, each) not in CIRCLES_OF_TYPES} for name, used in imports.items()}
+    assert circle_in(without) is None, "import the type from a module below, or pass what is needed of it"
+    for user, used in CIRCLES_OF_TYPES:
+        assert circle_in({**without, user: without[user] | {used}}) is not None, f"{user} and {used} need no line here"

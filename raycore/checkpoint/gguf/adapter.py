@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from raycore.checkpoint.gguf.architectures import architectures_named
 from raycore.checkpoint.gguf.header import PART_NAME, read_gguf
-from raycore.checkpoint.weight_files import StoredTensor
+from raycore.checkpoint.stored_tensor import StoredTensor
 from raycore.errors import InvalidCheckpoint
 from raycore.json_fields import JsonFields
 from raycore.models.spec import ModelSpec

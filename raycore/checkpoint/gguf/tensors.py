@@ -9,7 +9,7 @@ from pathlib import Path
 
 from raycore.checkpoint.gguf.architectures import Architecture, architecture_of, same_in_layers
 from raycore.checkpoint.gguf.header import BLOCKS, GgufFile, GgufTensor, read_gguf
-from raycore.checkpoint.weight_files import StoredTensor
+from raycore.checkpoint.stored_tensor import StoredTensor
 from raycore.errors import InvalidCheckpoint
 from raycore.json_fields import JsonFields
 

@@ -5,31 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from raycore.cli.bench.choices import BACKENDS, DATASET_NAMES, SAMPLING_FLAGS
 from raycore.cli.engine_options import add_engine_options, add_model_argument
 from raycore.cli.parser import Parser
-
-DATASET_NAMES = ("random", "sharegpt", "custom", "sonnet", "prefix_repetition")
-"""The keys of `raycore.cli.bench.samples.DATASETS`."""
-
-BACKENDS = {
-    "vllm": ("completions", "/v1/completions"),
-    "openai": ("completions", "/v1/completions"),
-    "openai-chat": ("chat", "/v1/chat/completions"),
-    "openai-embeddings": ("embeddings", "/v1/embeddings"),
-}
-"""By the value of `--backend`: the kind of requests, and where they are sent to."""
-
-SAMPLING_FLAGS = {
-    "temperature": float,
-    "top_p": float,
-    "top_k": int,
-    "min_p": float,
-    "frequency_penalty": float,
-    "presence_penalty": float,
-    "repetition_penalty": float,
-}
-"""Fields of requests that have flags of their own."""
-
 
 _NO_EFFECT = "No effect"
 

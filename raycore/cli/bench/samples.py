@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from raycore.cli.bench.flags import BACKENDS
+from raycore.cli.bench.choices import BACKENDS
 from raycore.config.options import json_object
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.json_fields import shortened

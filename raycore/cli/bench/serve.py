@@ -22,8 +22,8 @@ from tqdm import tqdm
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.hub_cache import find_directory
 from raycore.cli.bench.arrivals import Traffic, arrival_times_s
+from raycore.cli.bench.choices import BACKENDS, SAMPLING_FLAGS
 from raycore.cli.bench.client import RequestResult, Target, send
-from raycore.cli.bench.flags import BACKENDS, SAMPLING_FLAGS
 from raycore.cli.bench.report import DETAILS, GOALS, METRICS, measured, table
 from raycore.cli.bench.samples import Sample, samples
 from raycore.cli.output import save

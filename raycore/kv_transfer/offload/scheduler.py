@@ -13,7 +13,6 @@ from typing import NamedTuple
 from raycore.kv_transfer.connector import ConnectorSetup, SchedulerConnector, TransferRequest
 from raycore.kv_transfer.cost import CostModel
 from raycore.kv_transfer.events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
-from raycore.kv_transfer.offload.connector import OffloadSettings
 from raycore.kv_transfer.offload.files import path_of
 from raycore.kv_transfer.offload.orders import (
     NOWHERE,
@@ -27,6 +26,7 @@ from raycore.kv_transfer.offload.orders import (
     orders_encoder,
     report_decoder,
 )
+from raycore.kv_transfer.offload.settings import OffloadSettings
 from raycore.messages import StepPlan, TransferResult
 
 _MAX_SAVES_PER_STEP = 256

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector
 from raycore.kv_transfer.host_pool import HostPool
-from raycore.kv_transfer.offload.connector import OffloadSettings
 from raycore.kv_transfer.offload.files import BlockFiles
 from raycore.kv_transfer.offload.orders import NOWHERE, LoadJob, LoadReport, Orders, Save, WorkerHello, orders_decoder
+from raycore.kv_transfer.offload.settings import OffloadSettings
 from raycore.messages import StepPlan
 from raycore.system import queue, threading, time
 

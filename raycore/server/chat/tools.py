@@ -24,8 +24,7 @@ from enum import Enum
 from typing import Any
 
 from raycore.errors import InvalidRequest
-from raycore.grammar.lark import alternative
-from raycore.grammar.native import WHITE_SPACE
+from raycore.grammar.lark import WHITE_SPACE, alternative
 from raycore.server.chat.call_format import find_parser
 from raycore.server.chat.parts import CallBegin, Part
 from raycore.server.constraints import named

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from raycore.cli.bench.arrivals import Traffic, arrival_times_s
-from raycore.cli.bench.flags import DATASET_NAMES
+from raycore.cli.bench.choices import DATASET_NAMES
 from raycore.cli.bench.samples import DATASETS, Sample, samples
 from raycore.cli.main import build_parser
 from raycore.demo import demo_model_path
