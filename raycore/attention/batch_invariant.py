@@ -32,8 +32,8 @@ from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch
 from raycore.attention.spec import AttentionSpec
 from raycore.step.batch import Ints, StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 TILE = 4
 """Number of positions in a tile. A decode computes all rows of its tile to get one of them; a prompt uses all rows.

@@ -14,8 +14,8 @@ from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import AttentionSpec
 from raycore.layers.norm import RMSNorm
 from raycore.step.batch import StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 
 class CacheWriter:

@@ -24,8 +24,8 @@ from raycore.attention.scratch import GatherScratch, groups_that_fit
 from raycore.attention.spec import AttentionSpec
 from raycore.models.mixers.spec import HeadShape
 from raycore.step.batch import StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 
 class GatherAttention:

@@ -20,8 +20,8 @@ from raycore.attention.latent_tensors import LatentTensors
 from raycore.attention.latent_writer import LatentWriter
 from raycore.attention.spec import AttentionSpec
 from raycore.step.batch import StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 
 @dataclass(frozen=True)

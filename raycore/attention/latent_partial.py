@@ -19,8 +19,8 @@ from raycore.attention.latent_writer import LatentWriter
 from raycore.attention.spec import AttentionSpec
 from raycore.attention.torch_partial import merge
 from raycore.step.batch import Ints, StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.spec import AttentionSpec
 from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenLocations, chunk_tiles
 from raycore.step.batch import StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 
 class TritonAttention:

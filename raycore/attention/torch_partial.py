@@ -26,8 +26,8 @@ from raycore.attention.scratch import GatherScratch, groups_that_fit
 from raycore.attention.spec import AttentionSpec
 from raycore.layers.rows import on_one_thread, row_by_row
 from raycore.step.batch import Ints, StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 STRETCH = 128
 """With batch invariance, keys are read in units of this many tokens, rounded up to whole blocks."""

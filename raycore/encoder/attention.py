@@ -20,8 +20,8 @@ from raycore.attention.native import supports_heads
 from raycore.layers.rope import Rope, rotate_
 from raycore.models.spec import ModelSpec
 from raycore.step.batch import Ints, StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 _LEAST_FILLED = 0.75
 """Prompts are padded to a common length if at least so much of the longest one is filled."""

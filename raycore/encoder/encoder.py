@@ -34,8 +34,8 @@ from raycore.parallel.experts import ExpertRanks
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.profile_session import ProfiledParts
 from raycore.step.batch import StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 _NEVER = 1 << 40
 """A position that no token has."""

@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from raycore.parallel.collectives import Collectives
 from raycore.step.batch import Ints, StepInputs
+from raycore.step.copies import to_device
 from raycore.step.row_shares import RowShares, share_rows
-from raycore.step.transfers import to_device
 
 
 class DividedRows:

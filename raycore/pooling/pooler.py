@@ -22,7 +22,7 @@ from raycore.models.pooling import PoolingSpec
 from raycore.pooling.heads import Heads, normalized
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.step.batch import Ints, StepInputs
-from raycore.step.transfers import Download, to_device
+from raycore.step.copies import Download, to_device
 
 
 class Recipe(NamedTuple):

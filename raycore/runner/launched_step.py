@@ -12,8 +12,8 @@ from raycore.messages import StepResult
 from raycore.runner.part import StepExtra
 from raycore.runner.verification import verify
 from raycore.step.batch import Ints, StepInputs
+from raycore.step.copies import Download
 from raycore.step.device_batch import DeviceBatch
-from raycore.step.transfers import Download
 
 Received = Callable[[StepInputs, Ints], None]
 """See `RunnerPart.received`."""

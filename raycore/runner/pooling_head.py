@@ -15,8 +15,8 @@ from raycore.pooling.pooler import PooledDownload, Pooler
 from raycore.runner.heads import Head
 from raycore.runner.launched_step import LaunchedStep
 from raycore.step.batch import StepInputs
+from raycore.step.copies import Download, to_device
 from raycore.step.device_batch import DeviceBatch, StepTensors
-from raycore.step.transfers import Download, to_device
 
 
 class PoolingHead(Head):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raycore.messages import StepPlan, StepResult
 from raycore.step.batch import Ints, StepInputs
-from raycore.step.transfers import Download, to_device
+from raycore.step.copies import Download, to_device
 
 
 @dataclass(slots=True)

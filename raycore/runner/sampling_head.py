@@ -22,8 +22,8 @@ from raycore.runner.rows import ALL_ROWS, StepRows
 from raycore.sampling.logprobs import TokenLogprobsDownload
 from raycore.sampling.sampler import SampledTokens, Sampler, rows_at_a_time
 from raycore.step.batch import StepInputs
+from raycore.step.copies import Download
 from raycore.step.device_batch import DeviceBatch, StepTensors
-from raycore.step.transfers import Download
 
 Share = Callable[[Tensor], Tensor]
 """Takes the tokens that this worker has sampled, int64[R], and returns those that all go on with."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from raycore.kernels.gpu import sampling
 from raycore.sampling.kernels import TorchSampling
 from raycore.sampling.picking import DrawLimits
-from raycore.step.transfers import to_device
+from raycore.step.copies import to_device
 
 
 class GpuSampling(TorchSampling):

@@ -23,7 +23,7 @@ from raycore.grammar.matcher import TokenMatcher
 from raycore.messages import ThinkingLimit
 from raycore.sampling.thinking import forced_token, replayed_token
 from raycore.sampling_params import SamplingParams
-from raycore.step.transfers import to_device, to_device_together
+from raycore.step.copies import to_device, to_device_together
 
 _MAX_BIAS = 100.0
 _PENALTY_BYTES = 64 << 20

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from raycore.messages import TokenLogprobs
-from raycore.step import transfers
-from raycore.step.transfers import to_device
+from raycore.step.copies import Download, to_device
 
 
 class Logprobs(NamedTuple):
@@ -82,7 +81,7 @@ class ChosenLogprobsDownload:
             parts.append(logprobs(values_1V, token_ids_R[row : row + 1], 0, are_logits=True))
             others.append(values_1V.index_select(1, device_ids_RC[row]))
         own_R, ranks_R = torch.cat([part.own_R for part in parts]), torch.cat([part.ranks_R for part in parts])
-        self._download = transfers.Download([token_ids_R, own_R, ranks_R, torch.cat(others)])
+        self._download = Download([token_ids_R, own_R, ranks_R, torch.cat(others)])
 
     def entries(self) -> list[TokenLogprobs]:
         """Wait for the log probabilities. Returns an entry for each row."""
@@ -111,9 +110,7 @@ class TokenLogprobsDownload:
         """
         vocab_size = logits_RV.shape[1]
         self._widths = [vocab_size if k < 0 else min(k, vocab_size) for k in num_likely]
-        self._download = transfers.Download(
-            [token_ids_R, *compute(logits_RV, token_ids_R, max(self._widths, default=0))]
-        )
+        self._download = Download([token_ids_R, *compute(logits_RV, token_ids_R, max(self._widths, default=0))])
 
     def entries(self) -> list[TokenLogprobs]:
         """Wait for the log probabilities. Returns an entry for each row."""

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raycore.step.transfers import to_device
+from raycore.step.copies import to_device
 
 _BLOCK = 128
 """Number of tokens in a block. A search first finds the block, from its sum or maximum, then the token in it."""

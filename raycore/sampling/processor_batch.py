@@ -25,7 +25,7 @@ from raycore.sampling.logits_processors import (
     MovedRequest,
 )
 from raycore.sampling_params import SamplingParams
-from raycore.step.transfers import to_device
+from raycore.step.copies import to_device
 
 logger = logging.getLogger(__name__)
 

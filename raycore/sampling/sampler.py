@@ -33,7 +33,7 @@ from raycore.sampling.logprobs import (
 )
 from raycore.sampling.picking import DrawLimits, drawn_logits
 from raycore.sampling_params import SamplingParams
-from raycore.step.transfers import to_device
+from raycore.step.copies import to_device
 
 if TYPE_CHECKING:
     from raycore.sampling.processor_batch import ProcessorBatch

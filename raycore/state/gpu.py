@@ -11,7 +11,7 @@ from torch import Tensor
 from raycore.kernels.gpu.recurrence import LayerTensors, Places, compute
 from raycore.kernels.state_tables import StateTables, state_tables
 from raycore.state.spec import DeltaLayer, DeltaShape, Mamba2Layer, Mamba2Shape, StateStep
-from raycore.step.transfers import to_device_together
+from raycore.step.copies import to_device_together
 
 
 class TritonDelta:

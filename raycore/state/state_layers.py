@@ -17,8 +17,8 @@ from raycore.models.mixers.spec import StateTensor
 from raycore.state.slot_rows import SlotRows
 from raycore.state.spec import StateStep
 from raycore.step.batch import StepInputs
+from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
-from raycore.step.transfers import to_device
 
 LayerT = TypeVar("LayerT")
 """What the kernels know of a layer."""

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raycore.messages import StepPlan
 from raycore.step.batch import Ints, SlotBatch, StepInputs, ids_by_group
-from raycore.step.transfers import DeviceInputs, to_device, to_device_together
+from raycore.step.copies import DeviceInputs, to_device, to_device_together
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from raycore.weights.share import WeightShare
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
 from raycore.worker.compute_backend import ComputeBackend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
-from raycore.worker.linear_formats import choose_formats
+from raycore.worker.format_choice import choose_formats
 from raycore.worker.rank import WorkerRank
 
 logger = logging.getLogger(__name__)

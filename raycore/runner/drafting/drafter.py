@@ -18,8 +18,8 @@ from raycore.runner.drafting.rows import DraftRows
 from raycore.runner.part import RunnerPart
 from raycore.sampling.sampler import Sampler
 from raycore.step.batch import Ints, StepInputs
+from raycore.step.copies import Download
 from raycore.step.device_batch import DeviceBatch, StepTensors
-from raycore.step.transfers import Download
 
 
 class DraftNetwork(Protocol):

@@ -20,8 +20,8 @@ from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.drafting.rows import DraftRows
 from raycore.step.batch import Ints, StepInputs
+from raycore.step.copies import to_device_together
 from raycore.step.device_batch import DeviceBatch, StepTensors
-from raycore.step.transfers import to_device_together
 
 
 class Eagle3:

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.step.batch import Ints, StepInputs, counted
+from raycore.step.copies import to_device, to_device_together
 from raycore.step.device_batch import DeviceBatch, StepTensors
-from raycore.step.transfers import to_device, to_device_together
 
 
 def num_scratch_blocks(num_tokens: int, block_size: int) -> int:

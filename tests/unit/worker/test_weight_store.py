@@ -10,7 +10,7 @@ import pytest
 import torch
 from families import make_checkpoint
 from native_kernels import needs_kernels
-from test_linear_formats import INTEGERS, STORED
+from test_format_choice import INTEGERS, STORED
 from test_worker import ALONE, MOE, SHAPE
 
 from raycore.checkpoint.sharded_state import Shard

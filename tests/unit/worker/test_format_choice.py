@@ -20,7 +20,7 @@ from raycore.weights.linear_formats import (
     STORED_INTEGERS,
     LinearFormats,
 )
-from raycore.worker.linear_formats import choose_formats
+from raycore.worker.format_choice import choose_formats
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
 
