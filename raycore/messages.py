@@ -470,8 +470,8 @@ class SequenceNews(msgspec.Struct, array_like=True):
         }
 
 
-class CacheNews(msgspec.Struct, array_like=True):
-    """What has happened to a rank's prefix cache since the last news. Digests have 16 bytes each, without gaps."""
+class CacheChanges(msgspec.Struct, array_like=True):
+    """What has happened to a rank's prefix cache since the last message. Digests have 16 bytes each, without gaps."""
 
     stored: bytes = b""
     removed: bytes = b""
@@ -497,7 +497,7 @@ class OutputBatch(SequenceNews, array_like=True):
     result."""
     load: LoadView = NO_LOAD
     """The rank's load when the batch was sent."""
-    cache: CacheNews | None = None
+    cache: CacheChanges | None = None
     """None: nothing has changed, or clients don't want to know."""
     versions: list[tuple[int, WeightVersion]] = []
     """(index in `token_ids` of the first token, version) of the weights that tokens come from, in order. Tokens before

@@ -36,7 +36,7 @@ from raycore.client.inputs import OnlyText, PromptImages
 from raycore.client.rank_connections import RankConnection, RankConnections, ReachableRank, Sent, call_utility
 from raycore.client.recorder import Told
 from raycore.client.request_checks import RequestChecks
-from raycore.client.request_table import News, RequestTable
+from raycore.client.request_table import RequestTable, Updates
 from raycore.client.reserved_ids import ReservedIds
 from raycore.client.updates import Sink
 from raycore.config import EngineConfig, ModelConfig
@@ -157,9 +157,9 @@ class EngineClient:
         With `notify`, the requests' sinks get a last output with the finish reason `abort`.
         """
         with self._lock:
-            news = self._abort(request_ids)
+            updates = self._abort(request_ids)
         if notify:
-            _tell(news)
+            _tell(updates)
             self.reserved.abort(request_ids)
 
     def utility(
@@ -269,8 +269,8 @@ class EngineClient:
         with self._lock:
             if not self._drained.wait_for(lambda: self._connections.has_received(left), timeout_s):
                 return False
-            news = self._abort(self._requests.older) if aborts else []
-        _tell(news)
+            updates = self._abort(self._requests.older) if aborts else []
+        _tell(updates)
         return True
 
     def resume_new(self) -> None:
@@ -356,9 +356,9 @@ class EngineClient:
                     self._drained.notify_all()
             case LossExplained():
                 with self._lock:
-                    news = self._requests.explain_loss(event.loss, event.error)
+                    updates = self._requests.explain_loss(event.loss, event.error)
                     self._drained.notify_all()
-                _tell(news)
+                _tell(updates)
             case EngineLost():
                 self._fail(event.error)
 
@@ -423,20 +423,20 @@ class EngineClient:
                     connection.num_batches += 1
                     self._drained.notify_all()
 
-    def _abort(self, request_ids: Sequence[str]) -> News:
+    def _abort(self, request_ids: Sequence[str]) -> Updates:
         """Abort requests, with the lock held by the caller. Returns the updates for the requests' sinks."""
-        news, aborts = self._requests.abort(request_ids)
+        updates, aborts = self._requests.abort(request_ids)
         self._connections.abort(aborts)
         self._drained.notify_all()
-        return news
+        return updates
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._failure = self._failure or error
             self._connections.close()
-            news = self._requests.fail_all(self._failure)
+            updates = self._requests.fail_all(self._failure)
             self._drained.notify_all()
-        _tell(news)
+        _tell(updates)
         self.reserved.fail(self._failure)
         self.checks.close()  # without the lock: waits for a process
 
@@ -485,6 +485,6 @@ def _known_load(said: LoadView, num_own: int | None) -> LoadView:
     )
 
 
-def _tell(news: News) -> None:
-    for sink, update in news:
+def _tell(updates: Updates) -> None:
+    for sink, update in updates:
         sink([update])

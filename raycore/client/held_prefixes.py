@@ -9,7 +9,7 @@ import numpy as np
 
 from raycore.client.matched_ranks import Matched, matched
 from raycore.kvcache.prefix_cache import DIGEST_BYTES, extend_digests, identity_digest, root_digest
-from raycore.messages import CacheNews
+from raycore.messages import CacheChanges
 
 _MAX_BLOCKS = 1 << 13
 """Longer prompts are known by so many of their first blocks."""
@@ -58,16 +58,16 @@ class HeldPrefixes:
         while len(self._expected) > _MAX_EXPECTED:
             self._expected.popitem(last=False)
 
-    def take(self, rank: int, news: CacheNews) -> None:
+    def take(self, rank: int, changes: CacheChanges) -> None:
         """Note what a rank has said."""
         bit = 1 << rank
-        if news.is_whole:
+        if changes.is_whole:
             self._forget(self._stored, rank)
-            self._identity = news.identity
-        for digest in _digests(news.removed):
+            self._identity = changes.identity
+        for digest in _digests(changes.removed):
             self._clear(self._stored, digest, bit)
             self._clear(self._expected, digest, bit)
-        for digest in _digests(news.stored):
+        for digest in _digests(changes.stored):
             self._stored[digest] = self._stored.get(digest, 0) | bit
             self._clear(self._expected, digest, bit)
 

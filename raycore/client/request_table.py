@@ -38,7 +38,7 @@ Submissions = Mapping[int, Sequence[EngineRequest]]
 Aborts = Mapping[int, Sequence[int]]
 """By dp_rank: the seq_ids that the rank has to abort."""
 
-News = list[tuple[Sink, Update]]
+Updates = list[tuple[Sink, Update]]
 """Updates that have to be delivered to callers, each with the caller's sink."""
 
 
@@ -250,9 +250,9 @@ class RequestTable:
             submissions[route.rank] += [self._sent.without_known(route.rank, sequence) for sequence in unfinished]
         return submissions
 
-    def abort(self, request_ids: Iterable[str]) -> tuple[News, Aborts]:
+    def abort(self, request_ids: Iterable[str]) -> tuple[Updates, Aborts]:
         """Remove requests; unknown ids are ignored. The returned updates have the requests' last outputs."""
-        news: News = []
+        updates: Updates = []
         aborts: dict[int, list[int]] = defaultdict(list)
         was_interrupted = False
         for request_id in request_ids:
@@ -269,10 +269,10 @@ class RequestTable:
                 continue  # a signal's handler raised an exception in the middle of `add()`
             output = self._outputs.abort(request_id)
             self._recorder.drop(dp_rank, request.seq_ids, output, "abort")
-            news.append((request.sink, Update(request_id, output)))
+            updates.append((request.sink, Update(request_id, output)))
         if was_interrupted:  # maybe when the router had just placed one
             self.router.correct(self.by_rank.counts())
-        return news, aborts
+        return updates, aborts
 
     def take(self, dp_rank: int, before: LoadView, batch: OutputBatch) -> tuple[dict[Sink, list[Update]], Aborts]:
         """Process a rank's batch. Returns the updates for each sink, and the sequences that the rank has to abort.
@@ -383,12 +383,12 @@ class RequestTable:
             ]
         return submissions
 
-    def fail_all(self, error: BaseException) -> News:
+    def fail_all(self, error: BaseException) -> Updates:
         """Remove all requests. The returned updates fail them with `error`."""
-        news: News = []
+        updates: Updates = []
         for request_id, request in self._underway.items():
             self._recorder.drop(request.dp_rank, request.seq_ids, self._outputs.abort(request_id), "error")
-            news.append((request.sink, Update(request_id, error=error)))
+            updates.append((request.sink, Update(request_id, error=error)))
         self._underway.clear()
         self.by_rank.clear()
         self._computing.clear()
@@ -397,7 +397,7 @@ class RequestTable:
         self._paused.clear()
         self._older.clear()
         self._unexplained.clear()
-        return news
+        return updates
 
     # ---- ranks come and go
 
@@ -444,15 +444,15 @@ class RequestTable:
             self._unexplained[loss] = failing
         return self._move(moving)
 
-    def explain_loss(self, loss: int, error: EngineDeadError) -> News:
+    def explain_loss(self, loss: int, error: EngineDeadError) -> Updates:
         """Fail the requests that `lose_ranks()` didn't move. `error` is the cause of the loss."""
-        news: News = []
+        updates: Updates = []
         for request_id, request, dp_rank in self._unexplained.pop(loss, []):
             if self._underway.get(request_id) is request:
                 self._drop(request_id)
                 self._recorder.drop(dp_rank, request.seq_ids, self._outputs.abort(request_id), "error")
-                news.append((request.sink, Update(request_id, error=_request_failed(request_id, request, error))))
-        return news
+                updates.append((request.sink, Update(request_id, error=_request_failed(request_id, request, error))))
+        return updates
 
     def take_back(self, dp_ranks: Sequence[int]) -> Submissions:
         """Move unfinished requests away from ranks that go out of service. Call `close_ranks()` first.

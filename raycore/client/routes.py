@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from raycore.client.routing import Router
-from raycore.messages import CacheNews, EngineRequest
+from raycore.messages import CacheChanges, EngineRequest
 
 
 class Route(NamedTuple):
@@ -32,7 +32,7 @@ class Routes:
     def add_rank(self, dp_rank: int, addresses: Sequence[str]) -> None:
         """Note how workers of other ranks reach those of this one. Called when a rank comes into service."""
 
-    def take(self, dp_rank: int, news: CacheNews) -> None:
+    def take(self, dp_rank: int, changes: CacheChanges) -> None:
         """Note which blocks a rank holds. Called with what its batches say of that."""
 
     def route(self, request: EngineRequest, cache_salt: str | None, wanted_rank: int | None) -> Route:

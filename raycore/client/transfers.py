@@ -13,7 +13,7 @@ from raycore.kv_transfer.connector import connector_class
 from raycore.kv_transfer.peers.connector import PeersConnector
 from raycore.kv_transfer.peers.hints import TransferParams, as_params
 from raycore.kv_transfer.peers.settings import DisaggregationSettings, read_settings
-from raycore.messages import CacheNews, EngineRequest
+from raycore.messages import CacheChanges, EngineRequest
 
 
 class PrefixTransfers(Routes):
@@ -37,8 +37,8 @@ class PrefixTransfers(Routes):
     def add_rank(self, dp_rank: int, addresses: Sequence[str]) -> None:
         self._addresses[dp_rank] = list(addresses)
 
-    def take(self, dp_rank: int, news: CacheNews) -> None:
-        self.held.take(dp_rank, news)
+    def take(self, dp_rank: int, changes: CacheChanges) -> None:
+        self.held.take(dp_rank, changes)
 
     def route(self, request: EngineRequest, cache_salt: str | None, wanted_rank: int | None) -> Route:
         tokens = request.prompt_token_ids + request.output_token_ids

@@ -15,7 +15,7 @@ import msgspec
 
 from raycore.activity import Activity
 from raycore.errors import EngineDeadError
-from raycore.messages import NO_LOAD, CacheNews, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
+from raycore.messages import NO_LOAD, CacheChanges, EngineRequest, FinishedRequest, LoadView, OutputBatch, client_of
 from raycore.scheduler.outputs import StepOutputs
 from raycore.system import Future, threading, time
 from raycore.worker.rank import Regrouping
@@ -176,18 +176,18 @@ class Mailbox:
                 self._outboxes.pop(client, None)  # made just now, and for nobody
                 return
             batch = outbox.take(connection, timeout_s=idle_check_s)
-            news: CacheNews | None = None
+            changes: CacheChanges | None = None
             if log is not None:
-                news, position = log.since(position)
+                changes, position = log.since(position)
             if batch is None:
                 if outbox.closed:
                     if self._outboxes.get(client) is outbox:
                         return  # the mailbox is closed
                     continue  # the outbox was that of an earlier connection
-                if _has_as_many_requests(self._load, told) and news is None:
+                if _has_as_many_requests(self._load, told) and changes is None:
                     continue
                 batch = OutputBatch()
-            told, batch.cache = self._load, news
+            told, batch.cache = self._load, changes
             batch.load = told
             yield msgspec.msgpack.encode(batch)
 

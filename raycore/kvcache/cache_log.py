@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from raycore.messages import CacheNews
+from raycore.messages import CacheChanges
 from raycore.system import threading
 
 _MAX_ENTRIES = 1 << 16
@@ -49,22 +49,22 @@ class CacheLog:
             self._identity = identity
             self._clear()
 
-    def since(self, position: int) -> tuple[CacheNews | None, int]:
+    def since(self, position: int) -> tuple[CacheChanges | None, int]:
         """Return what has happened since `position`, and the position that comes next. At first, `position` is -1."""
         if position == self._end:
             return None, position
         with self._lock:
             if position < self._end - len(self._entries):
                 is_new = position < 0 and not (self._held or self._identity)
-                news = CacheNews(b"".join(self._held), is_whole=True, identity=self._identity)
-                return None if is_new else news, self._end
+                changes = CacheChanges(b"".join(self._held), is_whole=True, identity=self._identity)
+                return None if is_new else changes, self._end
             last: dict[bytes, bool] = {}
             for index in range(position - self._end, 0):
                 digest, is_stored = self._entries[index]
                 last[digest] = is_stored
             stored = b"".join(digest for digest, is_stored in last.items() if is_stored)
             removed = b"".join(digest for digest, is_stored in last.items() if not is_stored)
-            return CacheNews(stored, removed), self._end
+            return CacheChanges(stored, removed), self._end
 
     def _clear(self) -> None:
         self._held.clear()

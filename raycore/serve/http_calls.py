@@ -55,7 +55,7 @@ async def respond(app: ASGIApp, call: HttpCall) -> AsyncGenerator[ResponseStart 
     """
     messages: list[Message] = [{"type": "http.request", "body": call.body, "more_body": False}]
     sent: list[Message] = []
-    has_left, has_news = asyncio.Event(), asyncio.Event()
+    has_left, has_sent = asyncio.Event(), asyncio.Event()
 
     async def receive() -> Message:
         if messages:
@@ -65,21 +65,21 @@ async def respond(app: ASGIApp, call: HttpCall) -> AsyncGenerator[ResponseStart 
 
     async def send(message: Message) -> None:
         sent.append(message)
-        has_news.set()
+        has_sent.set()
 
     running = asyncio.ensure_future(app(call.scope(), receive, send))
-    running.add_done_callback(lambda _: has_news.set())
+    running.add_done_callback(lambda _: has_sent.set())
     try:
         while sent or not running.done():
-            await has_news.wait()
-            has_news.clear()
-            news, sent[:] = sent[:], []
-            for message in news:
+            await has_sent.wait()
+            has_sent.clear()
+            new, sent[:] = sent[:], []
+            for message in new:
                 if message["type"] == "http.response.start":
                     yield ResponseStart(
                         message["status"], [(bytes(name), bytes(value)) for name, value in message["headers"]]
                     )
-            if part := b"".join(message.get("body", b"") for message in news):
+            if part := b"".join(message.get("body", b"") for message in new):
                 yield part
         await running
     finally:

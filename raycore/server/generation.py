@@ -194,16 +194,16 @@ def run_streaming(engine: ServingEngine, jobs: Sequence[Job]) -> AsyncGenerator[
 async def _merged(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> AsyncGenerator[RequestOutput, None]:
     waiting: dict[int, RequestOutput] = {}  # the latest output of each stream; outputs are cumulative
     ended: list[asyncio.Task[None]] = []
-    news = asyncio.Event()
+    arrived = asyncio.Event()
 
     async def collect(index: int, stream: AsyncGenerator[RequestOutput, None]) -> None:
         async for output in stream:
             waiting[index] = output
-            news.set()
+            arrived.set()
 
     def note_end(task: asyncio.Task[None]) -> None:
         ended.append(task)
-        news.set()
+        arrived.set()
 
     tasks = [asyncio.ensure_future(collect(index, stream)) for index, stream in enumerate(streams)]
     for task in tasks:
@@ -211,8 +211,8 @@ async def _merged(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Asy
     num_running = len(tasks)
     try:
         while num_running or waiting:
-            await news.wait()
-            news.clear()
+            await arrived.wait()
+            arrived.clear()
             for index in list(waiting):
                 yield waiting.pop(index)
             while ended:

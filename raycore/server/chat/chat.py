@@ -9,7 +9,7 @@ from typing import Any
 
 from raycore.outputs import RequestOutput, SampleLogprobs
 from raycore.server.chat.message import MessageRun, TotalsCounter
-from raycore.server.chat.parts import CallBegin, News, Part, ReasoningText
+from raycore.server.chat.parts import CallBegin, MessageDelta, Part, ReasoningText
 from raycore.server.chat.prompt import as_dicts
 from raycore.server.envelope import Envelope
 from raycore.server.generation import ServingEngine, usage
@@ -50,7 +50,7 @@ class Chat:
         """Run the request, and return the body of the complete response."""
         return self.body(await self.message.whole())
 
-    def body(self, choices: Sequence[News]) -> dict[str, Any]:
+    def body(self, choices: Sequence[MessageDelta]) -> dict[str, Any]:
         """The body of the complete response. `choices`: the whole of each."""
         output = choices[0].output
         used = _usage(output, self.message.counter())
@@ -76,7 +76,7 @@ class Chat:
         reader = self.message.reader()
         async with aclosing(self.message.stream()) as outputs:
             async for output in outputs:
-                for news in reader.read(output):
+                for delta in reader.read(output):
                     for role in roles:
                         before = _usage(replace(output, outputs=[]), counter) if counts_always else None
                         first = self.envelope.around("chat.completion.chunk", [role], before)
@@ -87,7 +87,7 @@ class Chat:
                         yield first
                     roles = []
                     used = _usage(output, counter) if counts_always else None
-                    for choice in self.choices(news):
+                    for choice in self.choices(delta):
                         yield self.envelope.around("chat.completion.chunk", [choice], used)
         if output is not None and self.envelope.has_usage:
             yield self.envelope.around("chat.completion.chunk", [], _usage(output, counter))
@@ -105,17 +105,17 @@ class Chat:
         content = [part for part in kept["content"] if not isinstance(part, ImagePlace)] if images else last.content
         return content_text(last.role, content)
 
-    def _whole(self, news: News) -> dict[str, Any]:
+    def _whole(self, delta: MessageDelta) -> dict[str, Any]:
         """A whole choice of the complete response."""
         choice: dict[str, Any] = {
-            "index": news.index,
-            "message": {"role": self.role, "content": None, "refusal": None} | self._message(news.parts),
-            "logprobs": self._logprobs(news.token_ids, news.logprobs),
-            "finish_reason": news.finish_reason,
-            "stop_reason": news.stop_reason,
+            "index": delta.index,
+            "message": {"role": self.role, "content": None, "refusal": None} | self._message(delta.parts),
+            "logprobs": self._logprobs(delta.token_ids, delta.logprobs),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
         }
         if self.request.return_token_ids:
-            choice["token_ids"] = news.token_ids
+            choice["token_ids"] = delta.token_ids
         return choice
 
     def _message(self, parts: Sequence[Part]) -> dict[str, Any]:
@@ -128,20 +128,20 @@ class Chat:
             message["tool_calls"] = [{name: call[name] for name in ("id", "type", "function")} for call in calls]
         return {"reasoning": reasoning or None, **message} if self._includes_reasoning else message
 
-    def choices(self, news: News) -> list[dict[str, Any]]:
+    def choices(self, delta: MessageDelta) -> list[dict[str, Any]]:
         """What is new of a choice, as choices of the stream. Each is sent in an event of its own."""
-        deltas = self._deltas(news.parts)
-        has_tokens = bool(news.token_ids) and self.request.return_token_ids
-        if not deltas and (news.finish_reason or news.logprobs or has_tokens):
-            deltas.append({})
-        choices = [_delta(news.index, delta) for delta in deltas]
+        messages = self._deltas(delta.parts)
+        has_tokens = bool(delta.token_ids) and self.request.return_token_ids
+        if not messages and (delta.finish_reason or delta.logprobs or has_tokens):
+            messages.append({})
+        choices = [_delta(delta.index, message) for message in messages]
         if choices:
-            choices[0]["logprobs"] = self._logprobs(news.token_ids, news.logprobs)
+            choices[0]["logprobs"] = self._logprobs(delta.token_ids, delta.logprobs)
             if self.request.return_token_ids:
-                choices[0]["token_ids"] = news.token_ids
-            choices[-1]["finish_reason"] = news.finish_reason
-            if news.stop_reason is not None:
-                choices[-1]["stop_reason"] = news.stop_reason
+                choices[0]["token_ids"] = delta.token_ids
+            choices[-1]["finish_reason"] = delta.finish_reason
+            if delta.stop_reason is not None:
+                choices[-1]["stop_reason"] = delta.stop_reason
         return choices
 
     def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:

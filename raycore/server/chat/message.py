@@ -1,7 +1,7 @@
 """Runs a chat on the engine, and reads what the model writes: the core of every API whose answers are messages.
 
-An API turns its request into a `ChatCompletionRequest`, prepares a `MessageRun`, and renders the `News` that the run
-yields in its own format.
+An API turns its request into a `ChatCompletionRequest`, prepares a `MessageRun`, and renders in its own
+format the `MessageDelta`s that the run yields.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.server.chat.choice_reader import ChoiceReader
 from raycore.server.chat.images import with_images
-from raycore.server.chat.parts import News, Totals
+from raycore.server.chat.parts import MessageDelta, Totals
 from raycore.server.chat.plan import MessagePlan
 from raycore.server.chat.prompt import as_dicts, encode, render, shown_tools, template_kwargs
 from raycore.server.generation import Job, Progress, ServingEngine, run, run_streaming
@@ -76,7 +76,7 @@ class MessageRun:
     def num_choices(self) -> int:
         return self.job.params.n
 
-    async def whole(self) -> list[News]:
+    async def whole(self) -> list[MessageDelta]:
         """Run the request. Returns the whole of each choice, in the order of their numbers.
 
         Cancelling the call aborts the request.
@@ -88,7 +88,7 @@ class MessageRun:
         (output,) = await run(self.engine, [self.job])
         return self.read(output)
 
-    def read(self, output: RequestOutput) -> list[News]:
+    def read(self, output: RequestOutput) -> list[MessageDelta]:
         """The whole of each choice of a complete output. Raises APIError as `whole()` does."""
         return list(self.reader().read(output))
 
@@ -100,9 +100,9 @@ class MessageRun:
         """
         return run_streaming(self.engine, [self.job])
 
-    def reader(self) -> NewsReader:
+    def reader(self) -> DeltaReader:
         """What reads the outputs of `stream()`."""
-        return NewsReader(self)
+        return DeltaReader(self)
 
     def counter(self) -> TotalsCounter:
         """A new counter of the request's tokens."""
@@ -126,7 +126,7 @@ class TotalsCounter:
         return Totals(len(output.prompt_token_ids), output.num_cached_tokens or 0, num_output, reasoning)
 
 
-class NewsReader:
+class DeltaReader:
     """Reads the outputs of one request, in the order in which they arrive. Each has the whole output so far.
 
     It isn't an iterator between the engine's and the API's: with every token, another one costs as much as the reading.
@@ -135,21 +135,23 @@ class NewsReader:
     def __init__(self, message: MessageRun) -> None:
         self._choices = [(Progress(), message.plan.reader()) for _ in range(message.num_choices)]
 
-    def read(self, output: RequestOutput) -> Iterator[News]:
+    def read(self, output: RequestOutput) -> Iterator[MessageDelta]:
         """Yield what is new of each choice.
 
         Raises:
             APIError: the model did not make a required tool call.
         """
         for each in output.outputs:
-            yield news_of(output, each, *self._choices[each.index])
+            yield delta_of(output, each, *self._choices[each.index])
 
 
-def news_of(output: RequestOutput, completion: CompletionOutput, progress: Progress, reader: ChoiceReader) -> News:
+def delta_of(
+    output: RequestOutput, completion: CompletionOutput, progress: Progress, reader: ChoiceReader
+) -> MessageDelta:
     """What is new in `completion`, one of the choices of `output`."""
     new = progress.advance(completion)
     parts = reader.read(new.text, new.finish_reason, new.stop_reason)
     finish_reason = reader.finish_reason(new.finish_reason)
-    return News(
+    return MessageDelta(
         completion.index, parts, new.token_ids, new.logprobs, finish_reason, new.stop_reason, completion, output
     )

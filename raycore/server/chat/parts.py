@@ -33,8 +33,8 @@ Part = ReasoningText | Content | CallBegin | CallArguments
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What a choice has got since its previous `News`."""
+class MessageDelta:
+    """What a choice has got since its previous `MessageDelta`."""
 
     index: int
     """The choice's number, from 0."""

@@ -13,7 +13,7 @@ import msgspec
 from raycore.errors import InvalidInput
 from raycore.outputs import RequestOutput
 from raycore.server.chat.message import MessageRun, TotalsCounter
-from raycore.server.chat.parts import News
+from raycore.server.chat.parts import MessageDelta
 from raycore.server.chat.prompt import prompt_ids, shown_tools, template_kwargs
 from raycore.server.errors import APIError, as_api_error
 from raycore.server.generation import ServingEngine
@@ -63,12 +63,12 @@ class MessageAnswer:
 
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the whole message."""
-        (news,) = await self.run.whole()
+        (delta,) = await self.run.whole()
         writer = BlockWriter()
-        writer.write(news.parts)
-        stop = self._stop(news, writer)
+        writer.write(delta.parts)
+        stop = self._stop(delta, writer)
         writer.finish(is_cut_off=stop["stop_reason"] != "tool_use")
-        return self._message(writer.blocks, _usage(self.run.counter(), news.output), **stop)
+        return self._message(writer.blocks, _usage(self.run.counter(), delta.output), **stop)
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Run the request, and yield the events of the streamed message."""
@@ -77,16 +77,16 @@ class MessageAnswer:
         reader = self.run.reader()
         async with aclosing(self.run.stream()) as outputs:
             async for output in outputs:
-                for news in reader.read(output):
+                for delta in reader.read(output):
                     if not is_begun:
                         is_begun = True
                         begun = replace(output, outputs=[])
                         yield {"type": "message_start", "message": self._message([], _usage(counter, begun))}
                         yield {"type": "ping"}
-                    for event in writer.write(news.parts):
+                    for event in writer.write(delta.parts):
                         yield event
-                    if news.finish_reason is not None:
-                        stop = self._stop(news, writer)
+                    if delta.finish_reason is not None:
+                        stop = self._stop(delta, writer)
                         for event in writer.finish(is_cut_off=stop["stop_reason"] != "tool_use"):
                             yield event
                         yield {"type": "message_delta", "delta": stop, "usage": _usage(counter, output)}
@@ -110,15 +110,15 @@ class MessageAnswer:
             "usage": used,
         }
 
-    def _stop(self, news: News, writer: BlockWriter) -> dict[str, Any]:
+    def _stop(self, delta: MessageDelta, writer: BlockWriter) -> dict[str, Any]:
         """Why the message ends. Raises APIError if the engine aborted it."""
-        if news.finish_reason not in _STOP_REASONS:
+        if delta.finish_reason not in _STOP_REASONS:
             raise APIError(
                 503, "the engine aborted the request", code="request_aborted", kind="service_unavailable_error"
             )
-        if isinstance(news.stop_reason, str) and not writer.is_call_complete:
-            return {"stop_reason": "stop_sequence", "stop_sequence": news.stop_reason}
-        reason = _STOP_REASONS[news.finish_reason]
+        if isinstance(delta.stop_reason, str) and not writer.is_call_complete:
+            return {"stop_reason": "stop_sequence", "stop_sequence": delta.stop_reason}
+        reason = _STOP_REASONS[delta.finish_reason]
         if reason == "max_tokens" and self.is_shortened:
             reason = "model_context_window_exceeded"
         return {"stop_reason": reason, "stop_sequence": None}

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-from raycore.server.chat.parts import CallBegin, News, Part, ReasoningText
+from raycore.server.chat.parts import CallBegin, MessageDelta, Part, ReasoningText
 from raycore.server.parsers.tool_calls import CallArguments, Content
 from raycore.server.responses.conversation import new_id
 from raycore.server.responses.text_logprobs import TextLogprobs
@@ -25,11 +25,11 @@ class OutputItems:
         self._includes_reasoning = includes_reasoning
         self._open: _OpenItem | None = None
 
-    def read(self, news: News) -> list[Event]:
+    def read(self, delta: MessageDelta) -> list[Event]:
         """Take the next parts. Returns the events that tell of them."""
         if self._logprobs is not None:
-            self._logprobs.add(news)
-        return [event for part in news.parts for event in self._read(part)]
+            self._logprobs.add(delta)
+        return [event for part in delta.parts for event in self._read(part)]
 
     def finish(self, status: str) -> list[Event]:
         """End the output. `status` is that of the last item: `completed` or `incomplete`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from raycore.errors import RaycoreError
 from raycore.server.chat.message import MessageRun
-from raycore.server.chat.parts import News, Totals
+from raycore.server.chat.parts import MessageDelta, Totals
 from raycore.server.errors import APIError, as_api_error, unsupported, with_names
 from raycore.server.generation import ServingEngine
 from raycore.server.models import Models, RequestModel
@@ -90,7 +90,7 @@ class ResponseRun:
         """
         output, last = self._output(), None
         try:
-            async with aclosing(self._news()) as stream:
+            async with aclosing(self._deltas()) as stream:
                 async for last in stream:
                     output.read(last)
         except Exception as error:
@@ -112,16 +112,16 @@ class ResponseRun:
         yield {"type": "response.created", "response": head.response(begun)}
         if head.body.background:
             yield {"type": "response.queued", "response": head.response(begun)}
-        last: News | None = None
+        last: MessageDelta | None = None
         try:
-            async with aclosing(self._news()) as stream:
+            async with aclosing(self._deltas()) as stream:
                 if not head.body.background:
                     yield {"type": "response.in_progress", "response": head.response("in_progress")}
-                async for news in stream:
+                async for delta in stream:
                     if last is None and head.body.background:
                         yield {"type": "response.in_progress", "response": head.response("in_progress")}
-                    last = news
-                    for event in output.read(news):
+                    last = delta
+                    for event in output.read(delta):
                         yield event
             assert last is not None
             events, response = self._finished(output, last)
@@ -141,17 +141,17 @@ class ResponseRun:
         """What to store when the response is as given."""
         return Record(response, self.items)
 
-    async def _news(self) -> AsyncGenerator[News, None]:
+    async def _deltas(self) -> AsyncGenerator[MessageDelta, None]:
         body = self.head.body
         if not body.stream and not body.background:
-            for news in await self.message.whole():
-                yield news
+            for delta in await self.message.whole():
+                yield delta
             return
         reader = self.message.reader()
         async with aclosing(self.message.stream()) as outputs:
             async for output in outputs:
-                for news in reader.read(output):
-                    yield news
+                for delta in reader.read(output):
+                    yield delta
 
     def _output(self) -> OutputItems:
         body = self.head.body
@@ -160,7 +160,7 @@ class ResponseRun:
         logprobs = TextLogprobs(self.message, num_top) if asked else None
         return OutputItems(logprobs, includes_reasoning=body.include_reasoning)
 
-    def _finished(self, output: OutputItems, last: News) -> tuple[list[Event], dict[str, Any]]:
+    def _finished(self, output: OutputItems, last: MessageDelta) -> tuple[list[Event], dict[str, Any]]:
         """The last events of the output, and the response."""
         reason = last.completion.finish_reason
         error = None
@@ -170,7 +170,7 @@ class ResponseRun:
         events = output.finish("completed" if status == "completed" else "incomplete")
         return events, self.head.response(status, output.done, self._totals(last), error)
 
-    def _totals(self, last: News | None) -> Totals | None:
+    def _totals(self, last: MessageDelta | None) -> Totals | None:
         return None if last is None else self.message.counter().totals(last.output)
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from raycore.outputs import PositionLogprobs
 from raycore.server.chat.message import MessageRun
-from raycore.server.chat.parts import News
+from raycore.server.chat.parts import MessageDelta
 from raycore.server.logprobs import chat_logprobs
 from raycore.server.parsers.tool_calls import Content
 from raycore.server.positions import OutputPieces, new_pieces
@@ -26,7 +26,7 @@ class _Token(NamedTuple):
 
 
 class TextLogprobs:
-    """The log probabilities of one output. Give it all news, and the texts in their order."""
+    """The log probabilities of one output. Give it all deltas, and the texts in their order."""
 
     def __init__(self, message: MessageRun, num_top: int | None) -> None:
         """`num_top`: how many most likely tokens to show for each token. None: all of them."""
@@ -38,11 +38,11 @@ class TextLogprobs:
         self._tokens: deque[_Token] = deque()
         """Those that no text has got yet."""
 
-    def add(self, news: News) -> None:
-        """Take the next tokens. Their text comes later, or with these news."""
-        pieces = new_pieces(self._pieces, news.token_ids, news.completion, self._params)
+    def add(self, delta: MessageDelta) -> None:
+        """Take the next tokens. Their text comes later, or with this delta."""
+        pieces = new_pieces(self._pieces, delta.token_ids, delta.completion, self._params)
         special = self._names.tokenizer.special_ids
-        for token_id, logprobs, (start, text) in zip(news.token_ids, news.logprobs or (), pieces, strict=True):
+        for token_id, logprobs, (start, text) in zip(delta.token_ids, delta.logprobs or (), pieces, strict=True):
             if text or token_id not in special:
                 self._tokens.append(_Token(start, start + len(text), token_id, logprobs))
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 from raycore.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.chat.chat import Chat
-from raycore.server.chat.message import MessageRun, news_of
+from raycore.server.chat.message import MessageRun, delta_of
 from raycore.server.chat.plan import MessagePlan
 from raycore.server.completions import Completion
 from raycore.server.envelope import Envelope
@@ -51,16 +51,16 @@ def derender_chat(
     choices: list[dict[str, Any]] = []
     if given.choices:
         progress, reader = Progress(), chat.message.plan.reader()
-        news = None
+        last = None
         for output in _steps(engine, given.choices[0], state, chat.message.job.params, ids):
-            news = news_of(output, output.outputs[0], progress, reader)
-        assert news is not None
-        told = chat.choices(news)
+            last = delta_of(output, output.outputs[0], progress, reader)
+        assert last is not None
+        told = chat.choices(last)
         delta = {} if state.role_sent else {"role": chat.role, "content": ""}
         for each in told:
             delta |= each["delta"]
-        last = told[-1] if told else {"logprobs": None, "finish_reason": None}
-        choices = [{**last, "index": given.choices[0].index, "delta": delta}]
+        end = told[-1] if told else {"logprobs": None, "finish_reason": None}
+        choices = [{**end, "index": given.choices[0].index, "delta": delta}]
         if told:
             choices[0]["logprobs"] = told[0]["logprobs"]
     return _event(chat.envelope.around("chat.completion.chunk", choices, None), given, state, body.prompt_tokens)

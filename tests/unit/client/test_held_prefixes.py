@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from raycore.client.held_prefixes import HeldPrefixes
 from raycore.client.routing import Placed, Router
-from raycore.messages import CacheNews, LoadView
+from raycore.messages import CacheChanges, LoadView
 
 PROMPT = list(range(100, 165))  # 16 blocks of 4 tokens, and one token
 
@@ -17,14 +17,14 @@ def test_leading_blocks_count():
     held = HeldPrefixes(4)
     keys = held.keys(PROMPT)
     assert len(keys) == 16
-    held.take(3, CacheNews(b"".join(keys[:5] + keys[6:])))
+    held.take(3, CacheChanges(b"".join(keys[:5] + keys[6:])))
     assert held.match_stored(keys) == [(1 << 3, 20)]
-    held.take(3, CacheNews(keys[5]))
+    held.take(3, CacheChanges(keys[5]))
     assert held.match(keys) == [(1 << 3, 64)]
     assert held.match_stored(held.keys(PROMPT, "salt")) == []
-    held.take(3, CacheNews(removed=keys[2]))
+    held.take(3, CacheChanges(removed=keys[2]))
     assert held.match_stored(keys) == [(1 << 3, 8)]
-    held.take(3, CacheNews(is_whole=True))
+    held.take(3, CacheChanges(is_whole=True))
     assert held.match_stored(keys) == []
 
 
@@ -34,8 +34,8 @@ def test_what_was_sent_is_expected_until_the_rank_says_otherwise():
     held.add(keys, 1)
     assert held.match(keys) == [(1 << 1, 64)]
     assert held.match_stored(keys) == []
-    held.take(1, CacheNews(b"".join(keys)))
-    held.take(1, CacheNews(removed=keys[0]))
+    held.take(1, CacheChanges(b"".join(keys)))
+    held.take(1, CacheChanges(removed=keys[0]))
     assert held.match(keys) == []
     held.add(keys, 1)
     held.forget(1)
@@ -45,8 +45,8 @@ def test_what_was_sent_is_expected_until_the_rank_says_otherwise():
 def test_requests_go_where_their_prefix_is_unless_that_rank_has_too_much_to_do():
     held = HeldPrefixes(4)
     router = Router([0, 1, 2], held)
-    held.take(2, CacheNews(joined(held, PROMPT, 16)))
-    held.take(1, CacheNews(joined(held, PROMPT, 4)))
+    held.take(2, CacheChanges(joined(held, PROMPT, 16)))
+    held.take(1, CacheChanges(joined(held, PROMPT, 4)))
     assert router.place(PROMPT) == Placed(2, 64)
     router.observe(2, LoadView(20, 20, 0.5))
     busy = router.place(PROMPT)

@@ -9,7 +9,7 @@ import pytest
 from asks import checked
 from configs import make_config
 
-from raycore.client.request_table import News, RequestTable, Submissions
+from raycore.client.request_table import RequestTable, Submissions, Updates
 from raycore.errors import EngineDeadError, RequestFailed
 from raycore.messages import NO_LOAD, FinishedRequest, OutputBatch
 from raycore.sampling_params import SamplingParams
@@ -32,8 +32,8 @@ def ids(submissions: Submissions) -> dict[int, list[str]]:
     return {dp_rank: [request.request_id for request in requests] for dp_rank, requests in submissions.items()}
 
 
-def told(news: News) -> list[tuple[str, type]]:
-    return [(update.request_id, type(update.error or update.output)) for _, update in news]
+def told(updates: Updates) -> list[tuple[str, type]]:
+    return [(update.request_id, type(update.error or update.output)) for _, update in updates]
 
 
 def lose(table: RequestTable, dp_rank: int, loss: int) -> Submissions:
@@ -113,8 +113,8 @@ def test_a_request_aborted_before_the_loss_is_explained_does_not_fail(table: Req
     for loss in (1, 2):
         lose(table, 0, loss)
         table.add_rank(0)
-    news, aborts = table.abort(["a"])
-    assert (len(news), dict(aborts)) == (1, {})
+    updates, aborts = table.abort(["a"])
+    assert (len(updates), dict(aborts)) == (1, {})
     add(table, "a")  # another one by the same id
     assert table.explain_loss(2, KILLED) == []
     assert "a" in table

@@ -13,7 +13,7 @@ from raycore.client.routes import Routes
 from raycore.client.routing import Router
 from raycore.client.transfers import PrefixTransfers
 from raycore.kv_transfer.peers.settings import DisaggregationSettings
-from raycore.messages import CacheNews, EngineRequest
+from raycore.messages import CacheChanges, EngineRequest
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
@@ -61,7 +61,7 @@ def test_while_that_rank_is_away_another_one_takes_it(routes: Routes) -> None:
 
 
 def test_what_ranks_say_of_their_blocks_changes_no_rank_that_was_asked_for(routes: Routes) -> None:
-    routes.take(1, CacheNews(b""))
+    routes.take(1, CacheChanges(b""))
     assert routes.route(asked(), None, 2).rank == 2
 
 

@@ -10,7 +10,7 @@ from configs import make_config
 from raycore.client.request_table import RequestTable
 from raycore.client.transfers import PrefixTransfers
 from raycore.kv_transfer.peers.settings import DisaggregationSettings
-from raycore.messages import NO_LOAD, CacheNews, FinishedRequest, OutputBatch
+from raycore.messages import NO_LOAD, CacheChanges, FinishedRequest, OutputBatch
 from raycore.sampling_params import SamplingParams
 
 PROMPT = list(range(1, 50))
@@ -96,7 +96,7 @@ def test_short_prompts_and_those_of_one_token_go_to_decode_ranks_at_once(tokeniz
 def test_what_decode_ranks_hold_is_not_computed_again(tokenizer):
     table = make_table(tokenizer, ROLES, 2)
     assert isinstance(table.routes, PrefixTransfers)
-    table.routes.held.take(1, CacheNews(b"".join(table.routes.held.keys(PROMPT))))
+    table.routes.held.take(1, CacheChanges(b"".join(table.routes.held.keys(PROMPT))))
     assert only(add(table))[0] == 1
 
 
@@ -153,11 +153,11 @@ def test_ranks_are_told_who_holds_more_of_a_prompt(tokenizer):
     table = make_table(tokenizer, None, 2)
     assert isinstance(table.routes, PrefixTransfers)
     keys = table.routes.held.keys(PROMPT)
-    table.routes.held.take(1, CacheNews(b"".join(keys[:8])))
+    table.routes.held.take(1, CacheChanges(b"".join(keys[:8])))
     table.close_ranks([1])
     assert only(add(table))[1].kv_transfer_params is None
     table.add_rank(1, ["worker of 1"])
-    table.routes.held.take(1, CacheNews(b"".join(keys[:8])))
+    table.routes.held.take(1, CacheChanges(b"".join(keys[:8])))
     for index in range(12):  # until rank 1 has too much to do
         rank, request = only(add(table, f"more {index}"))
         if rank == 0:

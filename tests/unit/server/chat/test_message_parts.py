@@ -54,19 +54,19 @@ def joined(parts):
 
 async def streamed(run):
     reader = run.reader()
-    return [news async for output in run.stream() for news in reader.read(output)]
+    return [delta async for output in run.stream() for delta in reader.read(output)]
 
 
 def test_parts_come_in_the_order_in_which_the_model_writes_them():
     run = prepared(f"<think>So.</think>I ask.{CALL}And again.{CALL}")
     (whole,) = asyncio.run(run.whole())
     assert (joined(whole.parts), whole.finish_reason) == (PARTS, "tool_calls")
-    news = asyncio.run(streamed(run))
-    assert joined([part for each in news for part in each.parts]) == PARTS
-    assert [each.finish_reason for each in news[:-1]] == [None] * (len(news) - 1)
-    assert news[-1].finish_reason == "tool_calls"
-    assert [token for each in news for token in each.token_ids] == whole.token_ids
-    assert len(news) > len(PARTS)
+    deltas = asyncio.run(streamed(run))
+    assert joined([part for each in deltas for part in each.parts]) == PARTS
+    assert [each.finish_reason for each in deltas[:-1]] == [None] * (len(deltas) - 1)
+    assert deltas[-1].finish_reason == "tool_calls"
+    assert [token for each in deltas for token in each.token_ids] == whole.token_ids
+    assert len(deltas) > len(PARTS)
 
 
 def test_calls_after_the_first_are_left_out_if_calls_are_not_parallel():
@@ -83,8 +83,8 @@ def test_totals_count_the_tokens_of_all_choices():
     assert totals.prompt == len(choices[0].output.prompt_token_ids)
     assert totals.output == sum(len(each.token_ids) for each in choices)
     counter = run.counter()
-    for news in asyncio.run(streamed(run)):
-        last = counter.totals(news.output)
+    for delta in asyncio.run(streamed(run)):
+        last = counter.totals(delta.output)
     assert last == totals
     assert 0 < totals.reasoning < totals.output
 
