@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raycore.attention.context_share import ContextShare
 from raycore.attention.head_rotations import HeadRotations
-from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.paged_cache import PagedCache
 from raycore.attention.spec import AttentionSpec
 from raycore.layers.norm import RMSNorm
 from raycore.step.batch import StepInputs
@@ -22,7 +22,7 @@ class CacheWriter:
     """Prepares a step's queries, keys and values, layer by layer: call `begin`, then the object itself."""
 
     def __init__(
-        self, spec: AttentionSpec, kv: KVTensors, share: ContextShare | None = None, *, batch_invariant: bool = False
+        self, spec: AttentionSpec, kv: PagedCache, share: ContextShare | None = None, *, batch_invariant: bool = False
     ) -> None:
         """
         Args:
@@ -65,8 +65,10 @@ class CacheWriter:
         if norm is not None:
             norm.apply_(rotated_TNH)
         self._rotations.rotate_(layer, rotated_TNH)
-        kv_TNH = heads_TNH[:, heads.num_heads :]
+        self._store(layer, heads_TNH[:, heads.num_heads :])
+
+    def _store(self, layer: int, kv_TNH: Tensor) -> None:
+        """Store the keys and values of all tokens of the step."""
         if self._owned is not None:
             kv_TNH = kv_TNH.index_select(0, self._owned)
-        kv_rows = kv_TNH.reshape(-1, heads.head_dim)
-        self._kv.rows[layer].index_copy_(0, self._write_rows, kv_rows)
+        self._kv.rows[layer].index_copy_(0, self._write_rows, kv_TNH.reshape(-1, self._heads.head_dim))

@@ -13,7 +13,7 @@ from latent_contract import CPU, LatentBatch, Outcome, spec_of
 
 from raycore.attention.context_share import ContextShare
 from raycore.attention.divided import PartialAttention
-from raycore.attention.latent_partial import TorchPartialLatentAttention
+from raycore.attention.latent import TorchPartialLatentAttention
 from raycore.attention.latent_tensors import LatentTensors
 from raycore.attention.native_latent import NativePartialLatentAttention
 from raycore.attention.spec import AttentionSpec
