@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raycore.attention.native import supports_heads
+from raycore.attention.spec import Attention
 from raycore.layers.rope import Rope, rotate_
 from raycore.models.spec import ModelSpec
 from raycore.step.batch import Ints, StepInputs
@@ -63,20 +64,8 @@ class EncoderHeads:
         )
 
 
-class EncoderAttention(Protocol):
-    """Implements `Attention` for encoders."""
-
-    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
-        """Prepare for the layers of `step`, which has whole prompts."""
-        ...
-
-    def __call__(self, layer: int, qkv_TO: Tensor, /) -> Tensor:
-        """Compute attention in one layer. Returns [T, N · H]. May overwrite `qkv_TO`."""
-        ...
-
-
 class TorchEncoderAttention:
-    """Attention in plain torch: prompts of about the same length are padded and computed together."""
+    """`Attention` in plain torch: prompts of about the same length are padded and computed together."""
 
     def __init__(self, heads: EncoderHeads, *, batch_invariant: bool = False) -> None:
         """`batch_invariant`: compute each prompt by itself, so that its bits don't depend on other prompts."""
@@ -117,7 +106,7 @@ class TorchEncoderAttention:
 
 
 class NativeEncoderAttention:
-    """Attention by native kernels for CPUs, for all prompts together. A token's bits depend on no other prompt."""
+    """`Attention` by native kernels for CPUs, for all prompts together. A token's bits depend on no other prompt."""
 
     def __init__(self, heads: EncoderHeads) -> None:
         self._heads = heads
@@ -196,7 +185,7 @@ def _padded_rows(first_rows: Ints, counts: Ints, least_filled: float) -> Iterato
         start = end
 
 
-def make_attention(heads: EncoderHeads, *, is_native: bool = False, batch_invariant: bool = False) -> EncoderAttention:
+def make_attention(heads: EncoderHeads, *, is_native: bool = False, batch_invariant: bool = False) -> Attention:
     """Return what computes attention.
 
     Args:
