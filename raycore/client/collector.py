@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from raycore.client.ask import Ask
-from raycore.client.updates import Sink, Update
+from raycore.client.updates import Update
 from raycore.display.progress_bars import BAR_S, RequestBar, request_bar
 from raycore.errors import RequestFailed
 from raycore.outputs import RequestOutput
 from raycore.system import threading, time
 
+if TYPE_CHECKING:
+    from raycore.client.client import EngineClient  # imports Ray
+
 _WAIT_S = 1.0
 """Interval, in seconds, at which a blocked caller wakes up to handle signals. Results and failures wake it at once."""
-
-
-class Submitter(Protocol):
-    """The part of a client's interface that a blocking call uses."""
-
-    def submit(self, asks: Sequence[Ask], sink: Sink) -> None: ...
-
-    def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
 
 
 class Collector:
@@ -35,7 +30,7 @@ class Collector:
 
     def run(
         self,
-        client: Submitter,
+        client: EngineClient,
         asks: Sequence[Ask],
         use_tqdm: bool | Callable[..., Any],
         num_tokens: Callable[[], int],

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from raycore.client.ask import Ask
 from raycore.client.inputs import checked_params
 from raycore.client.output_kinds import OutputKinds
 from raycore.client.request_state import PooledOutput
-from raycore.client.updates import Sink, Update
+from raycore.client.updates import Update
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.system import threading
+
+if TYPE_CHECKING:
+    from raycore.client.client import EngineClient  # imports Ray
 
 Output: TypeAlias = RequestOutput | PoolingRequestOutput[PoolingOutput]
 
@@ -20,21 +23,10 @@ STEP_WAIT_S = 1.0
 """How long a step waits for an output, in seconds."""
 
 
-class QueueClient(Protocol):
-    """The part of a client's interface that a queue uses."""
-
-    def submit(self, asks: Sequence[Ask], sink: Sink) -> None: ...
-
-    def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
-
-    @property
-    def stream_interval(self) -> int: ...
-
-
 class StepQueue:
     """The requests of a caller that have been added, and whose last output it hasn't fetched."""
 
-    def __init__(self, client: QueueClient) -> None:
+    def __init__(self, client: EngineClient) -> None:
         self._client = client
         self._changed = threading.Condition()
         self._kinds: dict[str, OutputKinds | None] = {}

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import msgspec
 
@@ -20,18 +20,15 @@ from raycore.client.ask import Ask
 from raycore.client.inputs import (
     ParsedPrompt,
     Prompt,
-    PromptImages,
     checked_adapter,
     checked_request_id,
     has_images,
     parse_prompts,
 )
 from raycore.client.output_kinds import OutputKinds
-from raycore.client.request_checks import RequestChecks
 from raycore.client.request_state import PooledOutput
-from raycore.client.reserved_ids import ReservedIds
 from raycore.client.tokenization import PLAIN, Tokenization
-from raycore.client.updates import Sink, Update
+from raycore.client.updates import Update
 from raycore.client.watchers import UNWATCHED, Watch, Watchers
 from raycore.errors import InvalidRequest
 from raycore.node.threads import on_own_thread
@@ -40,38 +37,17 @@ from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.short_tracebacks import ends_traceback
 from raycore.system import asyncio, threading
-from raycore.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from raycore.client.client import EngineClient  # imports Ray
 
 _OutputT = TypeVar("_OutputT")
-
-
-class StreamClient(Protocol):
-    """The part of a client's interface that `Streams` uses."""
-
-    @property
-    def tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def images(self) -> PromptImages: ...
-
-    @property
-    def reserved(self) -> ReservedIds: ...
-
-    @property
-    def checks(self) -> RequestChecks: ...
-
-    @property
-    def stream_interval(self) -> int: ...
-
-    def submit(self, asks: Sequence[Ask], sink: Sink) -> None: ...
-
-    def abort(self, request_ids: Sequence[str], notify: bool = False) -> None: ...
 
 
 class Streams:
     """The streams of one client, on any number of event loops. Thread-safe."""
 
-    def __init__(self, client: StreamClient) -> None:
+    def __init__(self, client: EngineClient) -> None:
         self.watchers = Watchers()
         """Who sees all requests."""
         self._client = client

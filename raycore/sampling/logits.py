@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from raycore.messages import ThinkingLimit
 from raycore.sampling.thinking import forced_token, replayed_token
 from raycore.sampling_params import SamplingParams
 from raycore.step.copies import to_device, to_device_together
+from raycore.step.device_batch import DeviceBatch
 
 _MAX_BIAS = 100.0
 _PENALTY_BYTES = 64 << 20
@@ -49,24 +49,6 @@ def max_penalty_bytes(num_seqs: int, max_model_len: int) -> int:
     """Return the maximum number of bytes that penalties take in addition to the logits."""
     longest = max_model_len * _PENALTY_BYTES_PER_TOKEN
     return max(longest, min(num_seqs * longest, _PENALTY_BYTES))
-
-
-class TokenBatch(Protocol):
-    """The tokens of the running requests, by slot."""
-
-    token_ids_SM: Tensor
-    """int32[num_slots, max_model_len + 1], on the device: prompt, then output. Valid before the position of the token
-    to sample."""
-
-    @property
-    def token_ids(self) -> NDArray[np.int32]:
-        """The same on the host, where it need be valid only for requests whose rules depend on their last tokens."""
-        ...
-
-    @property
-    def num_prompt(self) -> NDArray[np.integer]:
-        """[num_slots]: number of tokens in the prompt."""
-        ...
 
 
 @dataclass(slots=True, frozen=True)
@@ -141,7 +123,7 @@ class LogitsRules:
         logits_RV: Tensor,
         slots: NDArray[np.integer],
         positions: NDArray[np.integer],
-        batch: TokenBatch,
+        batch: DeviceBatch,
         processed: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Apply the rules of the requests in `slots`. Returns a float32 copy, or `logits_RV` itself if nothing changes.
@@ -239,7 +221,7 @@ class LogitsRules:
         slots: NDArray[np.integer],
         positions: NDArray[np.integer],
         too_early: NDArray[np.bool_],
-        batch: TokenBatch,
+        batch: DeviceBatch,
     ) -> None:
         forbidden: list[NDArray[np.int64]] = []
         biased: list[NDArray[np.int64]] = []
@@ -308,7 +290,7 @@ class LogitsRules:
         logits_V.masked_fill_(to_device(~kept_V, logits_V.device), -torch.inf)
         return kept_V
 
-    def _force(self, logits_V: Tensor, slot: int, position: int, batch: TokenBatch) -> None:
+    def _force(self, logits_V: Tensor, slot: int, position: int, batch: DeviceBatch) -> None:
         """Leave only the token that is replayed or ends too long a reasoning, if one has to come here, in place."""
         rules, num_prompt = self._rules[slot], int(batch.num_prompt[slot])
         if rules.params.trace_decode_token_ids is not None:
@@ -325,7 +307,7 @@ class LogitsRules:
         rows: NDArray[np.integer],
         slots: NDArray[np.integer],
         positions: NDArray[np.integer],
-        batch: TokenBatch,
+        batch: DeviceBatch,
     ) -> None:
         """Apply penalties to all rows at once, in place. The cost grows with the sequences' lengths, not with the
         vocabulary.

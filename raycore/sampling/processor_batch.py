@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raycore.sampling.logits import TokenBatch
 from raycore.sampling.logits_processors import (
     AdapterLogitsProcessor,
     AddedRequest,
@@ -26,6 +25,7 @@ from raycore.sampling.logits_processors import (
 )
 from raycore.sampling_params import SamplingParams
 from raycore.step.copies import to_device
+from raycore.step.device_batch import DeviceBatch
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class ProcessorBatch:
         if index is not None:
             self._order[index] = -1
 
-    def begin(self, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch) -> None:
+    def begin(self, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: DeviceBatch) -> None:
         """Tell the processors of a step that samples a token for each of these slots, at these positions."""
         self._failures, self._slots = {}, slots.tolist()
         for slot, position in zip(self._slots, positions.tolist(), strict=True):
@@ -106,7 +106,7 @@ class ProcessorBatch:
             return []
         return [(row, self._failures[slot]) for row, slot in enumerate(slots.tolist()) if slot in self._failures]
 
-    def _update(self, new: Sequence[int], batch: TokenBatch, *, blamed: Sequence[int]) -> bool:
+    def _update(self, new: Sequence[int], batch: DeviceBatch, *, blamed: Sequence[int]) -> bool:
         """Add new requests, and tell the processors of all changes. Returns whether no processor has raised an error.
 
         Otherwise, the requests in the slots `blamed` fail.
@@ -123,7 +123,7 @@ class ProcessorBatch:
             return False
         return True
 
-    def _changes(self, new: Iterable[int], batch: TokenBatch) -> BatchUpdate | None:
+    def _changes(self, new: Iterable[int], batch: DeviceBatch) -> BatchUpdate | None:
         """Give new requests indexes, and move the last ones to where others have left. Returns what has changed."""
         order = self._order
         added: list[AddedRequest] = []

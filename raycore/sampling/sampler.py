@@ -23,7 +23,7 @@ from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import ThinkingLimit
 from raycore.sampling import keyed_random
 from raycore.sampling.kernels import SamplingKernels
-from raycore.sampling.logits import LogitsRules, TokenBatch
+from raycore.sampling.logits import LogitsRules
 from raycore.sampling.logprobs import (
     ChosenLogprobsDownload,
     Logprobs,
@@ -34,6 +34,7 @@ from raycore.sampling.logprobs import (
 from raycore.sampling.picking import DrawLimits, drawn_logits
 from raycore.sampling_params import SamplingParams
 from raycore.step.copies import to_device
+from raycore.step.device_batch import DeviceBatch
 
 if TYPE_CHECKING:
     from raycore.sampling.processor_batch import ProcessorBatch
@@ -204,7 +205,7 @@ class Sampler:
         return bool(self._slots["plain_greedy"][slots].all())
 
     def sample(
-        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: DeviceBatch
     ) -> SampledTokens:
         """Sample a token for each of R rows: row `i` is for slot `slots[i]`, and its token gets position
         `positions[i]`. A slot may have several rows, one after the other, with ascending positions.
@@ -215,7 +216,7 @@ class Sampler:
         return self._sample(logits_RV, slots, positions, batch, with_logprobs=True)
 
     def draft(
-        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: TokenBatch
+        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: DeviceBatch
     ) -> Tensor:
         """Return int64[R]: a guess of the token that `sample` will return for each row, from other logits than it will
         get. Nothing is noted about the requests."""
@@ -235,7 +236,7 @@ class Sampler:
         logits_RV: Tensor,
         slots: NDArray[np.integer],
         positions: NDArray[np.integer],
-        batch: TokenBatch,
+        batch: DeviceBatch,
         *,
         with_logprobs: bool,
     ) -> SampledTokens:
@@ -265,7 +266,7 @@ class Sampler:
         logits_RV: Tensor,
         slots: NDArray[np.integer],
         positions: NDArray[np.integer],
-        batch: TokenBatch,
+        batch: DeviceBatch,
     ) -> Tensor:
         """Return float32[R, V]: the logits after the rules, among which users' processors run.
 
@@ -293,7 +294,7 @@ class Sampler:
         adjusted_RV: Tensor | None,
         slots: NDArray[np.integer],
         positions: NDArray[np.integer],
-        batch: TokenBatch,
+        batch: DeviceBatch,
         *,
         with_logprobs: bool,
     ) -> SampledTokens:
