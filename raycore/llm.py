@@ -23,7 +23,6 @@ from raycore.client.group import ClientGroup
 from raycore.client.inputs import (
     ParsedPrompt,
     Prompt,
-    PromptImages,
     adapters_for_each,
     checked_beam_params,
     checked_params,
@@ -571,11 +570,6 @@ class AsyncLLM(RunningEngine, AsyncCalls):
     ) -> None:
         """Raise InvalidRequest if the request could never run. Doesn't submit it. Thread-safe."""
         self._client.checks.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
-
-    @property
-    def images(self) -> PromptImages:
-        """Makes prompts with images."""
-        return self._client.images
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Abort a request, or several. Their iterators end with outputs whose `finish_reason` is `abort`.

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -18,8 +17,8 @@ from raycore.system import os, signal, threading
 
 # isort: split
 
-from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient, make_tokenizer
+from raycore.client.engine_facts import EngineFacts
 from raycore.client.group import ClientGroup
 from raycore.client.request_log import RequestLog
 from raycore.client.streams import Streams
@@ -51,14 +50,12 @@ from raycore.metrics.snapshot import Metric, snapshot
 from raycore.metrics.stat_loggers import StatLoggers, check_stat_loggers, tell_figures
 from raycore.metrics.throughput_log import ThroughputLog
 from raycore.metrics.view import MetricsView
-from raycore.models.pooling import PoolingSpec
 from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
 from raycore.node.versions import hardware, versions
 from raycore.own_process import OwnProcess
 from raycore.sampling_params import SamplingParams
 from raycore.short_tracebacks import ends_traceback
 from raycore.status import EngineStatus, RankStatus, num_serving
-from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -75,7 +72,7 @@ STOP_TIMEOUT_S = 2.0
 """How long a shutdown waits for the supervisor's threads to end, after the ranks have ended."""
 
 
-class RunningEngine(OwnProcess):
+class RunningEngine(OwnProcess, EngineFacts):
     """Base of `LLM` and `AsyncLLM`: a running engine and its client."""
 
     _stat_loggers: StatLoggers | None = None
@@ -329,39 +326,9 @@ class RunningEngine(OwnProcess):
             raise cause.with_traceback(None)  # other threads may raise the same error
         return self._supervisor.has_ended
 
-    def get_tokenizer(self) -> Tokenizer:
-        """The engine's tokenizer."""
-        return self._client.tokenizer
-
     def get_default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """The defaults of `SamplingParams`, overridden by generation_config.json, overridden by `overrides`."""
         return SamplingParams(**self.default_sampling_params | overrides)
-
-    @property
-    def default_sampling_params(self) -> dict[str, Any]:
-        """The sampling parameters that the checkpoint's generation_config.json sets, by their names in
-        `SamplingParams`."""
-        return self.config.model.default_sampling_params
-
-    @property
-    def pooling_spec(self) -> PoolingSpec | None:
-        """What the model pools, with its tasks and classes. None: it generates."""
-        return self._client.checks.pooling
-
-    @property
-    def named_prompts(self) -> Mapping[str, str]:
-        """What the checkpoint wants before texts that are pooled, by name, such as `query`. Mostly empty."""
-        return read_prompts(Path(self.config.model.model))
-
-    @property
-    def max_http_logprobs(self) -> int:
-        """Maximum number of log probabilities per token that an HTTP request may ask for. -1: no maximum."""
-        return self.config.model.max_http_logprobs
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens of a prompt and its output together."""
-        return self._client.checks.max_model_len
 
     @property
     def num_unfinished_requests(self) -> int:
@@ -372,11 +339,6 @@ class RunningEngine(OwnProcess):
     def num_queued_tokens(self) -> int:
         """Number of tokens of the prompts of this program's requests that have no output yet. Does no I/O."""
         return self._client.num_queued_tokens
-
-    @property
-    def unavailable_reason(self) -> str | None:
-        """Why the engine refuses requests; None if it accepts them. Does no I/O."""
-        return self._client.unavailable_reason
 
     def shutdown(self, drain_timeout_s: float = 0.0, timeout: float | None = None) -> None:
         """Stop all processes of the engine and remove the placement groups that raycore created. Idempotent.
