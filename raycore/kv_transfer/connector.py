@@ -19,8 +19,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-import msgspec
-
 from raycore.cache_layout import KVCacheConfig
 from raycore.class_paths import import_class
 from raycore.config import EngineConfig
@@ -384,14 +382,3 @@ def connector_class(config: EngineConfig) -> type[KVConnector]:
             f"kv_connector={transfer.kv_connector!r} isn't a subclass of raycore.kv_transfer.connector.KVConnector"
         )
     return found
-
-
-def settings_of_connector(setup: ConnectorSetup, struct: type[msgspec.Struct]) -> Any:
-    """Return `kv_connector_extra_config` as a struct.
-
-    Raises:
-        InvalidConfig: a setting is unknown, missing or invalid.
-    """
-    from raycore.config.options import settings_of
-
-    return settings_of("kv_connector_extra_config", setup.extra, struct)

@@ -14,8 +14,6 @@ MEDIUM_GPU = "GPU"
 """The KV cache of the workers' device, whatever that is."""
 MEDIUM_CPU = "CPU"
 """The host's memory."""
-MEDIUM_STORAGE = "STORAGE"
-"""Files."""
 
 
 class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):

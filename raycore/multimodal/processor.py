@@ -39,7 +39,6 @@ _CLASSES = {
     "siglip": ("gemma3", "Gemma3ImageProcessor"),
 }
 """By the kind of encoders: the package and the class of transformers that processes images."""
-_EDGES = ("shortest_edge", "longest_edge")
 _KNOWN_KWARGS = frozenset(
     {"min_pixels", "max_pixels", "size", "do_resize", "do_rescale", "do_normalize", "resample", "rescale_factor"}
     | {"image_mean", "image_std", "do_convert_rgb"}

@@ -42,20 +42,6 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float = 0.0) -> Te
     return out
 
 
-def add_rms_norm_(residual_TD: Tensor, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-    """Add `x_TD` to `residual_TD` in place, and return the norm of the sum, a new tensor [T, D].
-
-    The sum is rounded to the residual's dtype first, so the result is what `rms_norm` returns for the new residual.
-    """
-    num_rows, dim = residual_TD.shape
-    assert x_TD.shape == residual_TD.shape, "as many rows and columns are added as the residual has"
-    out_TD = torch.empty((num_rows, dim), dtype=residual_TD.dtype, device=residual_TD.device)
-    if out_TD.numel():
-        strides = _stride(residual_TD, 0), _stride(x_TD, 0)
-        _add_rms_norm[(num_rows,)](residual_TD, x_TD, weight_D, out_TD, *strides, eps, dim, **_row_options(dim))
-    return out_TD
-
-
 def gate_and_mul(gate: Gate, gate_up_TF: Tensor) -> Tensor:
     """Return `activation(gate) · up`, or what `gate` says instead, a new tensor [T, F].
 
@@ -86,14 +72,6 @@ def _row_options(dim: int) -> dict[str, int]:
 
 
 @triton.jit
-def _normalized(x_D, weight_ptr, columns_D, is_column_D, eps, D: tl.constexpr, OFFSET: tl.constexpr = 0.0):
-    weight_D = tl.load(weight_ptr + columns_D, mask=is_column_D, other=0.0).to(tl.float32)
-    if OFFSET != 0.0:
-        weight_D += OFFSET
-    return x_D * (1.0 / tl.sqrt(tl.sum(x_D * x_D, axis=0) / D + eps)) * weight_D
-
-
-@triton.jit
 def _rms_norm(
     x_ptr,
     weight_ptr,
@@ -112,32 +90,10 @@ def _rms_norm(
     is_column_D = columns_D < D
     start = row // num_heads * token_stride + row % num_heads * head_stride
     x_D = tl.load(x_ptr + start + columns_D, mask=is_column_D, other=0.0).to(tl.float32)
-    out_D = _normalized(x_D, weight_ptr, columns_D, is_column_D, eps, D, OFFSET)
-    tl.store(out_ptr + row * D + columns_D, out_D.to(out_ptr.dtype.element_ty), mask=is_column_D)
-
-
-@triton.jit
-def _add_rms_norm(
-    residual_ptr,
-    x_ptr,
-    weight_ptr,
-    out_ptr,
-    residual_stride,
-    x_stride,
-    eps,
-    D: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One program adds and normalizes one row."""
-    row = tl.program_id(0).to(tl.int64)
-    columns_D = tl.arange(0, BLOCK)
-    is_column_D = columns_D < D
-    residual_ptrs_D = residual_ptr + row * residual_stride + columns_D
-    x_D = tl.load(x_ptr + row * x_stride + columns_D, mask=is_column_D, other=0.0).to(tl.float32)
-    sum_D = tl.load(residual_ptrs_D, mask=is_column_D, other=0.0).to(tl.float32) + x_D
-    stored_D = sum_D.to(residual_ptr.dtype.element_ty)
-    tl.store(residual_ptrs_D, stored_D, mask=is_column_D)
-    out_D = _normalized(stored_D.to(tl.float32), weight_ptr, columns_D, is_column_D, eps, D)
+    weight_D = tl.load(weight_ptr + columns_D, mask=is_column_D, other=0.0).to(tl.float32)
+    if OFFSET != 0.0:
+        weight_D += OFFSET
+    out_D = x_D * (1.0 / tl.sqrt(tl.sum(x_D * x_D, axis=0) / D + eps)) * weight_D
     tl.store(out_ptr + row * D + columns_D, out_D.to(out_ptr.dtype.element_ty), mask=is_column_D)
 
 

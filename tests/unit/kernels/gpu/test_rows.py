@@ -111,27 +111,6 @@ def test_rms_norm_of_heads_equals_the_formula(
     near(rows.rms_norm(x, weight_D.to(DEVICE), EPS), norm(x.cpu(), weight_D))
 
 
-@SETTINGS
-@hypothesis.given(
-    dtypes=strategies.tuples(DTYPES, DTYPES), seed=SEEDS, num_rows=NUM_ROWS, dim=DIMS, is_slice=strategies.booleans()
-)
-def test_add_rms_norm_adds_and_norms_the_stored_sum(dtypes, seed: int, num_rows: int, dim: int, is_slice: bool) -> None:
-    """The norm is that of the sum as it is stored."""
-    residual, x = randn(seed, num_rows, 2 * dim).to(dtypes[0]), randn(seed + 1, num_rows, 2 * dim).to(dtypes[1])
-    weight_D = randn(seed + 2, dim).to(dtypes[0]).to(DEVICE)
-    residual, x = residual.to(DEVICE), x.to(DEVICE)
-    rest = residual[:, dim:].clone()
-    residual_TD, x_TD = (
-        (residual[:, :dim], x[:, :dim]) if is_slice else (residual[:, :dim].contiguous(), x[:, dim:].contiguous())
-    )
-    sum_TD = residual_TD.double() + x_TD.double()
-    found = rows.add_rms_norm_(residual_TD, x_TD, weight_D, EPS)
-    near(residual_TD, sum_TD)
-    assert same_bits(found, rows.rms_norm(residual_TD, weight_D, EPS))
-    near(found, norm(residual_TD, weight_D))
-    assert same_bits(residual[:, dim:], rest)
-
-
 @IMPLEMENTATIONS
 @pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @SETTINGS
@@ -167,7 +146,6 @@ def test_row_kernels_give_a_row_the_same_bits_in_any_batch(dtype: torch.dtype, s
     x, weight_D = randn(seed, 4, 2 * dim).to(dtype).to(DEVICE), randn(seed + 1, dim).to(dtype).to(DEVICE)
     calls = (
         lambda x_T2D: rows.rms_norm(x_T2D[:, :dim], weight_D, EPS),
-        lambda x_T2D: rows.add_rms_norm_(x_T2D[:, :dim].clone(), x_T2D[:, dim:], weight_D, EPS),
         lambda x_T2D: rows.gate_and_mul("gelu", x_T2D),
     )
     for call in calls:
