@@ -40,10 +40,9 @@ from raycore import AsyncLLM, SamplingParams
 from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.outputs import RequestOutput
-from raycore.simulation.deployment import Kill
+from raycore.simulation.deployment import Kill, Prompts
 from raycore.simulation.outcome import Outcome, RequestOutcome
 from raycore.simulation.planning import Scenario, simulate
-from raycore.simulation.prompts import Prompts
 from raycore.simulation.step_times import MeasuredTimes, read_step_times
 from raycore.simulation.traces import TracedRequest
 

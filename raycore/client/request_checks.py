@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,9 +12,9 @@ from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.ask import Ask, CheckedAsk
 from raycore.client.inputs import ParsedPrompt, checked_request_id
 from raycore.client.pooling import PLACEHOLDER, not_generating, not_pooling, resolved
-from raycore.client.processor_checks import validate, validators
 from raycore.client.thinking import ThinkingLimits
 from raycore.config import EngineConfig
+from raycore.config.logits_processors import processor_classes
 from raycore.errors import InvalidRequest
 from raycore.grammar.gate import ConstraintGate
 from raycore.json_fields import shortened
@@ -28,6 +28,9 @@ from raycore.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from raycore.client.beams import BeamSearch
+
+Validator = tuple[str, Callable[[SamplingParams], Any]]
+"""A logits processor's class, by its name, and its `validate_params`."""
 
 
 class RequestChecks:
@@ -189,3 +192,30 @@ def _checked_ids(request_ids: Sequence[str]) -> list[str]:
     if repeated:
         raise InvalidRequest(f"request_id={repeated[0]!r} is used for more than one request")
     return ids
+
+
+def validators(config: EngineConfig) -> list[Validator]:
+    """The checks of an engine's logits processors.
+
+    Raises:
+        InvalidConfig: a class can't be imported.
+    """
+    if not config.has_logits_processors:
+        return []
+    classes = processor_classes(config.plugins, config.logits_processors)
+    return [
+        (each.__qualname__, each.validate_params)
+        for each in classes
+        if callable(getattr(each, "validate_params", None))
+    ]
+
+
+def validate(validators: Sequence[Validator], params: SamplingParams) -> None:
+    """Check a request's parameters. Raises InvalidRequest if a processor raises ValueError."""
+    for name, check in validators:
+        try:
+            check(params)
+        except InvalidRequest:
+            raise
+        except ValueError as error:
+            raise InvalidRequest(f"the logits processor {name} refuses the request: {error}") from error

@@ -7,7 +7,7 @@ take no time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -29,11 +29,13 @@ from raycore.sampling_params import SamplingParams
 from raycore.scheduler.outputs import StepOutputs
 from raycore.simulation.autoscaling import TICK_S, Autoscaling, AutoscalingOptions
 from raycore.simulation.outcome import KilledRank, Outcome, RequestOutcome
-from raycore.simulation.prompts import Prompts
 from raycore.simulation.rank import SimulatedRank, Told
 from raycore.simulation.step_times import StepTimes
-from raycore.simulation.traces import TracedRequest
+from raycore.simulation.traces import BLOCK_TOKENS, TracedRequest
 from raycore.text.no_tokenizer import NoTokenizer
+
+_OWN = 1 << 48
+"""Numbers of blocks that only one request has begin here."""
 
 
 class Kill(NamedTuple):
@@ -350,3 +352,34 @@ class Deployment:
 
 def _no_sink(updates: list[Update]) -> None:
     """Stands for a caller."""
+
+
+class Prompts:
+    """Makes the tokens of a trace's prompts: equal where the trace says so, and different elsewhere."""
+
+    def __init__(self, vocab_size: int) -> None:
+        """`vocab_size`: at least 2."""
+        self._vocab_size = vocab_size
+        self._filling = [token % vocab_size for token in range(BLOCK_TOKENS)]
+
+    def tokens(self, index: int, request: TracedRequest) -> list[int]:
+        """The token ids of a prompt. `index`: the request's place in the trace."""
+        tokens: list[int] = []
+        for block_id in request.hash_ids or (_OWN + index,):
+            tokens += self._block(block_id)
+        missing = request.num_prompt - len(tokens)
+        if missing > 0:
+            tokens += self._filling * -(-missing // BLOCK_TOKENS)
+        return tokens[: request.num_prompt]
+
+    def _block(self, block_id: int) -> list[int]:
+        """A block that begins with its number. Digests of blocks depend on all before them, so that this is enough."""
+        digits = list(self._digits(block_id))
+        return [*digits, *self._filling[len(digits) :]]
+
+    def _digits(self, number: int) -> Iterator[int]:
+        while True:
+            yield number % self._vocab_size
+            number //= self._vocab_size
+            if not number:
+                return

@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.stored_model import wrong_shape
 from raycore.checkpoint.stored_tensor import StoredTensor
 from raycore.checkpoint.weight_files import stored_tensors
-from raycore.errors import InvalidCheckpoint
+from raycore.errors import InvalidCheckpoint, InvalidInput
 from raycore.weights.gguf_slice import GgufMapping, GgufSlice
 
 READABLE = (torch.float32, torch.bfloat16, torch.float16)
@@ -147,3 +148,39 @@ class CheckpointReader:
                     f"{file} can't be read: {error}. It is damaged or wasn't downloaded completely: download it again"
                 ) from error
         return self._open_files[file]
+
+
+class GivenTensors(CheckpointReader):
+    """Reads parts of tensors that are given, by name. Some may be in the blocks of GGUF's types."""
+
+    def __init__(self, tensors: Mapping[str, Tensor | GgufSlice]) -> None:
+        self._tensors = tensors
+
+    def close(self) -> None:
+        """Do nothing: whoever gave the tensors has them."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def describe(self, name: str) -> str:
+        """Return what errors call the tensor `name`."""
+        return f"tensor {name} of the update"
+
+    def _slice(self, name: str) -> Any:
+        if name not in self._tensors:
+            raise InvalidInput(f"the update has no tensor {name}")
+        tensor = self._tensors[name]
+        return _Slice(tensor) if isinstance(tensor, Tensor) else tensor
+
+
+class _Slice:
+    """A tensor, with the methods of safetensors' slices."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = tensor
+
+    def get_shape(self) -> list[int]:
+        return list(self._tensor.shape)
+
+    def __getitem__(self, part: Any) -> Tensor:
+        return self._tensor[part]

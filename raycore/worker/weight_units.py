@@ -23,10 +23,9 @@ from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import wrong_shape
 from raycore.errors import InvalidInput
 from raycore.models.quantization import WeightScheme, stored_scheme
-from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
+from raycore.weights.checkpoint_reader import READABLE, CheckpointReader, GivenTensors
 from raycore.weights.fill import CheckpointFill
 from raycore.weights.gguf_slice import GgufSlice, given_blocks, types_by_row_bytes
-from raycore.weights.given_tensors import GivenTensors
 from raycore.weights.linear_formats import CONVERTED
 from raycore.weights.loader import RankLayout, fill_weights
 from raycore.weights.moe_weights import Fill

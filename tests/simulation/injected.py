@@ -34,8 +34,7 @@ from raycore.grammar.gate import ConstraintGate  # noqa: E402
 from raycore.kvcache import prefix_cache  # noqa: E402
 from raycore.messages import EngineRequest  # noqa: E402
 from raycore.scheduler import request as scheduler_request  # noqa: E402
-from raycore.scheduler.repetition import RepetitionDetector  # noqa: E402
-from raycore.scheduler.request import RequestLimits  # noqa: E402
+from raycore.scheduler.request import RepetitionDetector, RequestLimits  # noqa: E402
 from raycore.scheduler.step_builder import InFlight  # noqa: E402
 from simulation.cluster import kinds  # noqa: E402
 from simulation.cluster.deployments import PLAIN  # noqa: E402

@@ -11,7 +11,7 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.errors import InvalidRequest
 from raycore.messages import NewRequest, StepPlan, StepResult, TokenLogprobs
-from raycore.runner.verification import verify
+from raycore.runner.launched_step import verify
 from raycore.step.batch import SlotBatch, StepInputs
 from raycore.step.features import SlotFeatures
 from simulation.worker import model, sampling

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from raycore.cli.bench.arrivals import Traffic, arrival_times_s
 from raycore.cli.bench.choices import DATASET_NAMES
 from raycore.cli.bench.samples import DATASETS, Sample, samples
+from raycore.cli.bench.serve import Traffic, arrival_times_s
 from raycore.cli.main import build_parser
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig

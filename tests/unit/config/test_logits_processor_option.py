@@ -8,7 +8,7 @@ import sys
 import pytest
 from configs import make_config
 
-from raycore.client.processor_checks import validate, validators
+from raycore.client.request_checks import validate, validators
 from raycore.config import EngineConfig, resolve
 from raycore.config.logits_processors import processor_classes
 from raycore.demo import demo_model_path

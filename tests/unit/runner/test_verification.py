@@ -5,7 +5,7 @@ import pytest
 from small_model import BLOCK_SIZE, MAX_MODEL_LEN, int32, new_request, plan
 
 from raycore.messages import StepTokens
-from raycore.runner.verification import verify
+from raycore.runner.launched_step import verify
 from raycore.step.batch import SlotBatch
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from raycore.messages import EngineRequest
 from raycore.sampling_params import RepetitionDetectionParams, SamplingParams
-from raycore.scheduler.repetition import RepetitionDetector
-from raycore.scheduler.request import Request, RequestLimits
+from raycore.scheduler.request import RepetitionDetector, Request, RequestLimits
 
 ASKED = RepetitionDetectionParams(max_pattern_size=2, min_count=3)
 

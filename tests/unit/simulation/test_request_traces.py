@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raycore.logs import DATE_FORMAT, line_format
-from raycore.simulation.prompts import Prompts
+from raycore.simulation.deployment import Prompts
 from raycore.simulation.traces import BLOCK_TOKENS, InvalidTrace, TracedRequest, faster, read_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
