@@ -29,7 +29,7 @@ from raycore.demo import demo_model_path
 from raycore.grammar.compiler import GrammarCompiler
 from raycore.metrics.counts import RankCounts
 from raycore.outputs import RequestOutput
-from raycore.sampling.kernels import TorchSampling
+from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.sampler import Sampler
 
 ROUNDING = 1e-3
@@ -146,7 +146,7 @@ def _draw(logits_NV: torch.Tensor, tokens: list[int], num_prompt: int, params: S
     """Return the tokens that the sampler draws for a request with these tokens from each row of logits."""
     spec = load_model_spec(demo_model_path())
     grammars = GrammarCompiler(str(demo_model_path()), spec.vocab_size, spec.eos_token_ids)
-    sampler = Sampler(spec.vocab_size, TorchSampling(torch.device("cpu")), grammars=grammars)
+    sampler = Sampler(spec.vocab_size, SamplingKernels(torch.device("cpu")), grammars=grammars)
     token_ids = np.array([[*tokens, 0]], np.int32)
     batch = SimpleNamespace(
         token_ids=token_ids, token_ids_SM=torch.as_tensor(token_ids), num_prompt=np.array([num_prompt])

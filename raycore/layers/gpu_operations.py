@@ -9,7 +9,7 @@ from torch import Tensor
 from raycore.kernels.gates import has_kernels
 from raycore.kernels.gpu import experts, fp8, linear, rows
 from raycore.layers.linear import Linear
-from raycore.layers.operations import Norm, TorchOperations
+from raycore.layers.operations import Norm, Operations
 from raycore.layers.routed_experts import RoutedExperts
 from raycore.layers.router import TorchRouter
 from raycore.models.moe import MoeSpec
@@ -22,7 +22,7 @@ from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 from raycore.weights.weight import Weight
 
 
-class GpuOperations(TorchOperations):
+class GpuOperations(Operations):
     """Triton kernels compute norms, gates and experts. None of them waits for the GPU."""
 
     def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:

@@ -11,7 +11,7 @@ from raycore.kernels.gates import has_kernels, native_gate_arguments
 from raycore.layers.head_linear import PerHeadLinear
 from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear, LinearOfParts
 from raycore.layers.linear import Linear, can_pack
-from raycore.layers.operations import AddNorm, GatedLinear, Norm, TorchOperations
+from raycore.layers.operations import AddNorm, GatedLinear, Norm, Operations
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.models.spec import Gate
 from raycore.weights.fp8_weight import Fp8Weight
@@ -24,7 +24,7 @@ _FEW_ROWS = 4
 """So many rows are computed while the weight is streamed once."""
 
 
-class NativeOperations(TorchOperations):
+class NativeOperations(Operations):
     """Native kernels compute norms and gates, and linear layers where they are faster.
 
     `raycore.kernels` must be loaded.

@@ -1,7 +1,7 @@
-"""The operations of a layer other than attention, as the decoder uses them, and their implementation in plain torch.
+"""The operations of a layer other than attention, as the decoder uses them, in plain torch.
 
-`TorchOperations` runs on every device, and tests compare other implementations with it. `NativeOperations`
-(`native_operations.py`) computes on CPUs what plain torch is slow at.
+They run on every device, and tests compare those of subclasses with them: `NativeOperations` (`native_operations.py`)
+and `GpuOperations` (`gpu_operations.py`) compute with kernels of their own what plain torch is slow at.
 """
 
 from __future__ import annotations
@@ -78,113 +78,6 @@ class AddNorm(Protocol):
         ...
 
 
-class Operations(Protocol):
-    """Makes a model's layers, and computes what lies between them. Row i of a result depends only on row i of `x`."""
-
-    device: torch.device
-
-    def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
-        """Return the linear layer `x @ weight.T + bias`. With `ranks`, results are summed over these ranks.
-
-        If the weight is in fp8 or in integers, so is the product. With batch invariance, other sums have the same bits
-        for 1, 2 and 4 ranks: see `LinearInParts`.
-        """
-        ...
-
-    def linear_parts(self, weight_OI: Tensor, bias_O: Tensor | None, count: int) -> LinearParts:
-        """Return a linear layer whose inputs are divided into `count` parts."""
-        ...
-
-    def head_linear(self, weight_NOI: Tensor) -> PerHeadLinear:
-        """Return a linear layer for each head of a token."""
-        ...
-
-    def head(self, weight_VD: Tensor | IntegerWeight, *, is_tied: bool) -> Linear:
-        """Return the linear layer that computes logits. `is_tied`: a tensor stays in memory, for the embedding. Of
-        integers, an `IntegerLinear` is returned, which has the embedding's rows."""
-        ...
-
-    def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
-        """Return the norm `x / sqrt(mean(x²) + eps) · (offset + weight)`."""
-        ...
-
-    def layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Norm:
-        """Return the norm `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias`."""
-        ...
-
-    def add_layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, keeps_sum: bool) -> AddNorm:
-        """Return what adds to the residual stream and computes its layer norm. See `AddLayerNorm`."""
-        ...
-
-    def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
-        """Return a linear layer with the activation of this name after it."""
-        ...
-
-    def gated_linear(
-        self,
-        gate_up_OI: Weight,
-        bias_O: Tensor | None = None,
-        around: Callable[[Linear], Linear] | None = None,
-        gate: Gate = "silu",
-    ) -> GatedLinear:
-        """Return a gated layer. `gate_up_OI` has the rows of the gate, then those of up.
-
-        Args:
-            around: returns the linear layer of gate and up with what is around it.
-            gate: what is computed of both.
-        """
-        ...
-
-    def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
-        """Return `activation(gate) · up`, [T, F], or what `gate` says instead. May overwrite `gate_up_TF`.
-
-        It has the gate columns, then the up columns.
-        """
-        ...
-
-    def width_norm(self, q_weight_O: Tensor, k_weight_O: Tensor, eps: float, ranks: TensorParallel) -> WidthNorm:
-        """Return the norms of queries and keys over all heads together. The arguments are those of `WidthNorm`."""
-        ...
-
-    def group_norm(self, weight_O: Tensor, num_groups: int, eps: float, ranks: TensorParallel) -> Norm:
-        """Return the norm of groups of elements. The arguments are those of `GroupNorm`."""
-        ...
-
-    def sigmoid(self, x_TE: Tensor) -> Tensor:
-        """Return `1 / (1 + exp(-x))` of each element."""
-        ...
-
-    def experts(
-        self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu", ranks: TensorParallel | None = None
-    ) -> RoutedExperts:
-        """Return a sparse layer's experts that this rank holds, with the layer's router.
-
-        `ranks`: those over which each expert is divided. With batch invariance, the bits of the sums over 1, 2 and 4
-        of them are the same.
-        """
-        ...
-
-    @property
-    def depends_on_threads(self) -> bool:
-        """For batch invariance: whether the bits of results depend on the number of compute threads."""
-        ...
-
-    def check_tiles(self) -> bool:
-        """For batch invariance: whether a row's result has the same bits wherever in a tile the row is.
-
-        Tests all linear layers made so far, with random rows. Ranks whose results are summed must call this together.
-        """
-        ...
-
-    def compute_rows_alone(self) -> None:
-        """Compute linear layers one row at a time from now on, because tiles aren't batch-invariant here."""
-        ...
-
-    def unshortened(self) -> Operations:
-        """Return operations whose layers store all weights in their own dtype, also if a shorter one would do."""
-        ...
-
-
 def check_tiles(operations: Operations, ranks: TensorParallel) -> bool:
     """For batch invariance: test whether a row's result has the same bits wherever in a tile the row is.
 
@@ -209,8 +102,8 @@ class _GatedLinear(AroundLinear):
         return self._activate(self._linear(x_TI))
 
 
-class TorchOperations:
-    """`Operations` in plain torch."""
+class Operations:
+    """Makes a model's layers, and computes what lies between them. Row i of a result depends only on row i of `x`."""
 
     def __init__(self, device: torch.device, *, batch_invariant: bool = False) -> None:
         """`batch_invariant`: make the bits of each row's result independent of the other rows."""
@@ -221,6 +114,11 @@ class TorchOperations:
         """The size and the dtype of the rows of each linear layer that is in use."""
 
     def linear(self, weight_OI: Weight, bias_O: Tensor | None = None, ranks: TensorParallel | None = None) -> Linear:
+        """Return the linear layer `x @ weight.T + bias`. With `ranks`, results are summed over these ranks.
+
+        If the weight is in fp8 or in integers, so is the product. With batch invariance, other sums have the same bits
+        for 1, 2 and 4 ranks: see `LinearInParts`.
+        """
         if self._batch_invariant and ranks is not None and isinstance(weight_OI, Tensor):
             count = ranks.num_parts(weight_OI.shape[1])
             if count:
@@ -229,16 +127,20 @@ class TorchOperations:
         return ReducedLinear(linear, ranks) if ranks is not None and ranks.size > 1 else linear
 
     def linear_parts(self, weight_OI: Tensor, bias_O: Tensor | None, count: int) -> LinearParts:
+        """Return a linear layer whose inputs are divided into `count` parts."""
         biases = bias_O, *repeat(None, count - 1)
         weights = [part.contiguous() for part in weight_OI.chunk(count, dim=1)]
         return LinearParts([self._linear_of_one_rank(*part) for part in zip(weights, biases, strict=True)])
 
     def head_linear(self, weight_NOI: Tensor) -> PerHeadLinear:
+        """Return a linear layer for each head of a token."""
         if self._batch_invariant:
             return EachHeadLinear([self.linear(weight_OI) for weight_OI in weight_NOI])
         return TorchHeadLinear(weight_NOI.to(self.device))
 
     def head(self, weight_VD: Tensor | IntegerWeight, *, is_tied: bool) -> Linear:
+        """Return the linear layer that computes logits. `is_tied`: a tensor stays in memory, for the embedding. Of
+        integers, an `IntegerLinear` is returned, which has the embedding's rows."""
         return self.linear(weight_VD)
 
     def quantize_rows(self, x_TI: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,17 +148,21 @@ class TorchOperations:
         return quantize_rows(x_TI)
 
     def rms_norm(self, weight_D: Tensor, eps: float, offset: float = 0.0) -> Norm:
+        """Return the norm `x / sqrt(mean(x²) + eps) · (offset + weight)`."""
         return RMSNorm(weight_D.to(self.device), eps, self._batch_invariant, offset)
 
     def layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float) -> Norm:
+        """Return the norm `(x - mean(x)) / sqrt(variance(x) + eps) · weight + bias`."""
         bias_D = None if bias_D is None else bias_D.to(self.device)
         return LayerNorm(weight_D.to(self.device), bias_D, eps, batch_invariant=self._batch_invariant)
 
     def add_layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, keeps_sum: bool) -> AddNorm:
+        """Return what adds to the residual stream and computes its layer norm. See `AddLayerNorm`."""
         weight_D, bias_D = weight_D.to(self.device), None if bias_D is None else bias_D.to(self.device)
         return AddLayerNorm(weight_D, bias_D, eps, keeps_sum=keeps_sum, batch_invariant=self._batch_invariant)
 
     def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
+        """Return a linear layer with the activation of this name after it."""
         compute = partial(activate, activation)
         if self._batch_invariant:
             # torch's own kernel for GELU needs no loop for each row
@@ -270,27 +176,45 @@ class TorchOperations:
         around: Callable[[Linear], Linear] | None = None,
         gate: Gate = "silu",
     ) -> GatedLinear:
+        """Return a gated layer. `gate_up_OI` has the rows of the gate, then those of up.
+
+        Args:
+            around: returns the linear layer of gate and up with what is around it.
+            gate: what is computed of both.
+        """
         gate_up = self.linear(gate_up_OI, bias_O)
         return _GatedLinear(gate_up if around is None else around(gate_up), partial(self.gate_and_mul, gate))
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:
+        """Return `activation(gate) · up`, [T, F], or what `gate` says instead. May overwrite `gate_up_TF`.
+
+        It has the gate columns, then the up columns.
+        """
         compute = partial(gate_and_mul, gate)
         return on_one_thread(compute, gate_up_TF) if self._batch_invariant else compute(gate_up_TF)
 
     def width_norm(self, q_weight_O: Tensor, k_weight_O: Tensor, eps: float, ranks: TensorParallel) -> WidthNorm:
+        """Return the norms of queries and keys over all heads together. The arguments are those of `WidthNorm`."""
         weights = q_weight_O.to(self.device), k_weight_O.to(self.device)
         return WidthNorm(*weights, eps, ranks, batch_invariant=self._batch_invariant)
 
     def group_norm(self, weight_O: Tensor, num_groups: int, eps: float, ranks: TensorParallel) -> Norm:
+        """Return the norm of groups of elements. The arguments are those of `GroupNorm`."""
         weight_O = weight_O.to(self.device)
         return GroupNorm(weight_O, num_groups, eps, ranks, batch_invariant=self._batch_invariant)
 
     def sigmoid(self, x_TE: Tensor) -> Tensor:
+        """Return `1 / (1 + exp(-x))` of each element."""
         return on_one_thread(row_by_row(torch.sigmoid), x_TE) if self._batch_invariant else x_TE.sigmoid()
 
     def experts(
         self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu", ranks: TensorParallel | None = None
     ) -> RoutedExperts:
+        """Return a sparse layer's experts that this rank holds, with the layer's router.
+
+        `ranks`: those over which each expert is divided. With batch invariance, the bits of the sums over 1, 2 and 4
+        of them are the same.
+        """
         num_parts = 0
         if self._batch_invariant and ranks is not None and isinstance(weights.down_EDF, Tensor):
             num_parts = ranks.num_parts(weights.down_EDF.shape[2])
@@ -298,9 +222,14 @@ class TorchOperations:
 
     @property
     def depends_on_threads(self) -> bool:
+        """For batch invariance: whether the bits of results depend on the number of compute threads."""
         return bool(self._tiled)
 
     def check_tiles(self) -> bool:
+        """For batch invariance: whether a row's result has the same bits wherever in a tile the row is.
+
+        Tests all linear layers made so far, with random rows. Ranks whose results are summed must call this together.
+        """
         generator = torch.Generator().manual_seed(0)
         checks: list[bool] = []
         for linear, (num_inputs, dtype) in self._tiled.items():
@@ -309,9 +238,11 @@ class TorchOperations:
         return all(checks)
 
     def unshortened(self) -> Operations:
+        """Return operations whose layers store all weights in their own dtype, also if a shorter one would do."""
         return self
 
     def compute_rows_alone(self) -> None:
+        """Compute linear layers one row at a time from now on, because tiles aren't batch-invariant here."""
         self._tiles.num_rows = 1
 
     def _linear_of_one_rank(self, weight_OI: Weight, bias_O: Tensor | None) -> Linear:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from raycore.kernels.gpu import sampling
-from raycore.sampling.kernels import TorchSampling
+from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.picking import DrawLimits
 from raycore.step.copies import to_device
 
 
-class GpuSampling(TorchSampling):
+class GpuSampling(SamplingKernels):
     """Triton kernels pick tokens. Torch computes log probabilities."""
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:

@@ -5,17 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raycore.sampling.logprobs import Logprobs, logprobs
+from raycore.sampling.kernels import SamplingKernels
+from raycore.sampling.logprobs import Logprobs
 from raycore.sampling.picking import DrawLimits
 
 _MAX_LIKELY = 64
 """Of so many tokens, the native kernel computes log probabilities."""
 
 
-class NativeSampling:
+class NativeSampling(SamplingKernels):
     """Native kernels pick tokens. `raycore.kernels` must be loaded."""
 
-    device = torch.device("cpu")
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), batch_invariant=True)
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:
         return torch.ops.raycore.most_likely.default(logits_RV)
@@ -25,5 +27,5 @@ class NativeSampling:
 
     def logprobs(self, logits_RV: Tensor, token_ids_R: Tensor, num_likely: int) -> Logprobs:
         if num_likely > _MAX_LIKELY:
-            return logprobs(logits_RV, token_ids_R, num_likely, row_by_row=True)
+            return super().logprobs(logits_RV, token_ids_R, num_likely)
         return Logprobs(*torch.ops.raycore.logprobs.default(logits_RV, token_ids_R, num_likely))

@@ -14,8 +14,7 @@ from raycore.attention.divided import DividedAttention, GatheredRowsAttention, P
 from raycore.attention.gather import GatherAttention
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.kv_tensors import KVTensors
-from raycore.attention.latent import TorchLatentAttention
-from raycore.attention.latent_partial import TorchPartialLatentAttention
+from raycore.attention.latent import TorchLatentAttention, TorchPartialLatentAttention
 from raycore.attention.latent_tensors import LatentTensors
 from raycore.attention.native import NativeAttention, NativePartialAttention
 from raycore.attention.native_latent import NativeLatentAttention, NativePartialLatentAttention
@@ -27,11 +26,11 @@ from raycore.attention.torch_partial import TorchPartialAttention, max_blocks
 from raycore.kernels import Backend
 from raycore.kernels.gates import has_kernels
 from raycore.layers.native_operations import NativeOperations
-from raycore.layers.operations import Operations, TorchOperations
+from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.context_parallel import ContextParallel
 from raycore.parallel.divided_rows import DividedRows
-from raycore.sampling.kernels import SamplingKernels, TorchSampling
+from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.native import NativeSampling
 from raycore.state.recurrence import Kernels, Recurrence, recurrence_of
 
@@ -65,7 +64,7 @@ class ComputeBackend:
             from raycore.layers.gpu_operations import GpuOperations
 
             return GpuOperations(self.device, batch_invariant=self.batch_invariant)
-        return TorchOperations(self.device, batch_invariant=self.batch_invariant)
+        return Operations(self.device, batch_invariant=self.batch_invariant)
 
     def sampling(self) -> SamplingKernels:
         """Return what picks tokens."""
@@ -75,7 +74,7 @@ class ComputeBackend:
             from raycore.sampling.gpu import GpuSampling
 
             return GpuSampling(self.device, batch_invariant=self.batch_invariant)
-        return TorchSampling(self.device, batch_invariant=self.batch_invariant)
+        return SamplingKernels(self.device, batch_invariant=self.batch_invariant)
 
     def parts_by_torch(self, spec: ModelSpec) -> list[str]:
         """Return the parts of a model that plain torch computes because the other kernels don't know them."""

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from raycore.errors import RaycoreError
 from raycore.layers.lora import AdaptedLinear, Adapters
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 from raycore.weights.gathered import Unmade
 from raycore.weights.object_parts import named_parts
 from raycore.weights.offload import SHARED
 
-_NO_WEIGHTS = (*SHARED, TorchOperations, Adapters)
+_NO_WEIGHTS = (*SHARED, Operations, Adapters)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -37,7 +37,7 @@ from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.vision_tensors import vision_tensors
 from raycore.engine.core import EngineCore
-from raycore.layers.operations import Operations, TorchOperations
+from raycore.layers.operations import Operations
 from raycore.messages import EngineRequest
 from raycore.models.vision import VisionSpec
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -111,7 +111,7 @@ def check_images(checks: Checks, kind: str) -> None:
 
 def _operations(device: torch.device) -> Operations:
     if device.type == "cpu":
-        return TorchOperations(device)
+        return Operations(device)
     # imports Triton, which only GPUs need
     from raycore.layers.gpu_operations import GpuOperations
 

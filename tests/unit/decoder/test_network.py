@@ -37,7 +37,7 @@ from raycore.encoder.encoder import Encoder
 from raycore.encoder.weights import load_encoder_weights
 from raycore.fallback.decoder import TransformersDecoder
 from raycore.fallback.networks import load_network
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 from raycore.models.moe import MoeSpec
 from raycore.models.pooling_forms import PoolingChoice
 from raycore.models.spec import ModelSpec
@@ -94,7 +94,7 @@ def with_cache(network: Network, spec: ModelSpec) -> Computed:
 
 def decoder(path: Path, spec: ModelSpec = SPEC, made: type[Decoder] = Decoder) -> Computed:
     weights = make_weights(spec) if spec.moe is None else random_decoder_weights(WeightShare(spec, torch.float32), 3)
-    return with_cache(made(spec, weights, TensorParallel(), TorchOperations(CPU)), spec)
+    return with_cache(made(spec, weights, TensorParallel(), Operations(CPU)), spec)
 
 
 def encoder(path: Path, architecture: str) -> Computed:
@@ -102,7 +102,7 @@ def encoder(path: Path, architecture: str) -> Computed:
     spec = fit_model(load_model_spec(path, pooling=PoolingChoice()), path)
     weights = load_encoder_weights(WeightShare(spec, torch.float32), path)
     heads = encoder_attention.EncoderHeads.of(spec, 1, spec.max_length, torch.float32, CPU)
-    network = Encoder(spec, weights, TensorParallel(), TorchOperations(CPU))
+    network = Encoder(spec, weights, TensorParallel(), Operations(CPU))
     return Computed(network, encoder_attention.make_attention(heads, is_native=False, batch_invariant=False), spec)
 
 
@@ -110,7 +110,7 @@ def by_transformers(path: Path, name: str) -> Computed:
     path = make_checkpoint(name, path)
     spec = load_model_spec(path, "transformers", None)
     network = load_network(path, torch.float32, None)
-    return with_cache(TransformersDecoder(spec, network, TensorParallel(), TorchOperations(CPU)), spec)
+    return with_cache(TransformersDecoder(spec, network, TensorParallel(), Operations(CPU)), spec)
 
 
 NETWORKS: dict[str, Callable[[Path], Computed]] = {

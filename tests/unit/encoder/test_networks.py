@@ -21,7 +21,7 @@ from raycore.encoder.weights import load_encoder_weights, random_encoder_weights
 from raycore.errors import InvalidCheckpoint
 from raycore.kernels import library
 from raycore.layers.native_operations import NativeOperations
-from raycore.layers.operations import TorchOperations, check_tiles
+from raycore.layers.operations import Operations, check_tiles
 from raycore.messages import NewRequest, StepPlan
 from raycore.models.pooling_forms import PoolingChoice
 from raycore.models.spec import ModelSpec
@@ -66,7 +66,7 @@ class Network:
         self.spec = spec_of(path)
         weights = load_encoder_weights(WeightShare(self.spec, dtype, ranks.rank, ranks.size), path)
         operations = (
-            NativeOperations(batch_invariant=invariant) if native else TorchOperations(CPU, batch_invariant=invariant)
+            NativeOperations(batch_invariant=invariant) if native else Operations(CPU, batch_invariant=invariant)
         )
         self.operations = operations
         self.encoder = Encoder(self.spec, weights, ranks, operations)

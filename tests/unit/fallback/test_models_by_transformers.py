@@ -25,7 +25,7 @@ from raycore.fallback.decoder import TransformersDecoder
 from raycore.fallback.networks import load_network
 from raycore.kernels import Backend
 from raycore.layers.lora import Adapters
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 from raycore.models.registry import FAMILIES
 from raycore.models.spec import LinearShape, ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -180,7 +180,7 @@ def make_decoder(
     path: Path, dtype: torch.dtype = torch.float32, adapters: Adapters | None = None, **changes: Any
 ) -> TransformersDecoder:
     """`changes`: fields of the description."""
-    network, operations = load_network(path, dtype, None), TorchOperations(CPU)
+    network, operations = load_network(path, dtype, None), Operations(CPU)
     spec = msgspec.structs.replace(description(path), **changes)
     return TransformersDecoder(spec, network, TensorParallel(), operations, adapters=adapters)
 
@@ -242,7 +242,7 @@ def test_a_window_that_the_trace_gets_wrong_is_noticed(tmp_path: Path, monkeypat
     monkeypatch.setattr(tracing._Masks, "window_of", lambda self, mask: 2)
     network = load_network(path, torch.float32, None)
     with pytest.raises(InvalidCheckpoint, match="other attention"):
-        TransformersDecoder(right, network, TensorParallel(), TorchOperations(torch.device("cpu")))
+        TransformersDecoder(right, network, TensorParallel(), Operations(torch.device("cpu")))
     with pytest.raises(InvalidCheckpoint, match="for several sequences"):
         make_decoder(path)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raycore.kernels import library
 from raycore.layers.native_operations import NativeOperations
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 
 pytestmark = needs_kernels
 EPS = 1e-6
@@ -63,7 +63,7 @@ def test_add_layer_norm_equals_the_formula_and_plain_torch(
     total = residual + x
     normalized = formula(total.double(), weight, bias)
     own_bias = bias if has_bias else None
-    for operations in (NativeOperations(), TorchOperations(torch.device("cpu"))):
+    for operations in (NativeOperations(), Operations(torch.device("cpu"))):
         norm = operations.add_layer_norm(weight, own_bias, EPS, keeps_sum=keeps_sum)
         stream, y = norm(residual.clone(), x.clone())
         assert (stream.dtype, y.dtype) == (torch.float32, dtype)

@@ -13,7 +13,7 @@ from torch.nn import functional
 from waiting import LONG_S
 
 from raycore.layers.feed_forward import SparseFeedForward
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 from raycore.models.moe import ExpertChoice, ExpertShare, MoeSpec, SharedExperts
 from raycore.parallel.collectives import SharedMemoryCollectives
 from raycore.parallel.experts import ExpertParallel, SplitExperts
@@ -97,7 +97,7 @@ def test_experts_split_over_ranks_add_up_to_the_formula(share_of):
 
     def work(collectives, rank):
         ranks = SplitExperts(TensorParallel(rank, 2, collectives))
-        layer = SparseFeedForward(SPEC, part(share_of(rank, 2)), ranks, False, TorchOperations(CPU))
+        layer = SparseFeedForward(SPEC, part(share_of(rank, 2)), ranks, False, Operations(CPU))
         return layer.add_to(torch.zeros_like(x_TD), x_TD)
 
     first, second = on_every_rank(2, work)
@@ -115,9 +115,7 @@ def test_experts_shared_by_engines_give_each_token_the_formulas_result(dp_size, 
         dp_rank, tp_rank = divmod(rank, tp_size)
         ranks = ExpertParallel(dp_rank, tp_rank, tp_size, collectives, CPU)
         weights = part(SPEC.whole_experts(rank, size))
-        layer, last = (
-            SparseFeedForward(SPEC, weights, ranks, is_last, TorchOperations(CPU)) for is_last in (False, True)
-        )
+        layer, last = (SparseFeedForward(SPEC, weights, ranks, is_last, Operations(CPU)) for is_last in (False, True))
         for seed, (num_tokens, num_kept) in enumerate(steps):
             is_busy = ranks.begin(num_tokens[dp_rank], num_kept[dp_rank])
             assert is_busy == any(num_tokens[:dp_size])
@@ -174,7 +172,7 @@ def test_shared_experts_process_the_tokens_of_their_engine(dp_size, tp_size, has
         ranks = ExpertParallel(dp_rank, tp_rank, tp_size, collectives, CPU)
         weights = part(SPEC.whole_experts(rank, size))
         weights.shared = shared_part(tp_rank, tp_size, has_gate)
-        layer = SparseFeedForward(SPEC, weights, ranks, False, TorchOperations(CPU), engine)
+        layer = SparseFeedForward(SPEC, weights, ranks, False, Operations(CPU), engine)
         for seed in range(len(num_tokens)):
             own = num_tokens[(seed + dp_rank) % len(num_tokens)]
             if not ranks.begin(own, own):

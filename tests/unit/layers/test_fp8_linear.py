@@ -12,7 +12,7 @@ from small_model import CPU, SPEC, make_runner, new_request, plan, tokens_of
 
 from raycore.layers import fp8_linear
 from raycore.layers.fp8_linear import Fp8Linear
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 from raycore.messages import StepPlan
 from raycore.weights.fp8_weight import Fp8Weight, quantize_rows
 from raycore.weights.linear_formats import EVERY_FP8
@@ -102,7 +102,7 @@ def test_a_model_gives_the_tokens_of_its_rounded_weights(monkeypatch: pytest.Mon
     """With activations as they are, and exact products. So every weight is where it belongs, and has its scale."""
     spec = msgspec.structs.replace(SPEC, qkv_bias=False, o_bias=False, mlp_bias=False)
     monkeypatch.setattr(fp8_linear, "scaled_product", exact_product)
-    monkeypatch.setattr(TorchOperations, "quantize_rows", lambda self, x_TI: (x_TI, x_TI.new_ones(len(x_TI), 1)))
+    monkeypatch.setattr(Operations, "quantize_rows", lambda self, x_TI: (x_TI, x_TI.new_ones(len(x_TI), 1)))
 
     def larger(weight: Fp8Weight) -> Fp8Weight:
         return Fp8Weight(weight.values_OI, weight.scales_O * 10)

@@ -1,4 +1,4 @@
-"""The layers of `NativeOperations` beside those of `TorchOperations`."""
+"""The layers of `NativeOperations` beside those of `Operations`."""
 
 from __future__ import annotations
 

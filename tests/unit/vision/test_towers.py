@@ -17,7 +17,7 @@ from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.kernels import library
 from raycore.layers.native_operations import NativeOperations
-from raycore.layers.operations import Operations, TorchOperations
+from raycore.layers.operations import Operations
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.vision.grids import Grid, square_windows
 from raycore.vision.tower import Tower, make_tower
@@ -54,7 +54,7 @@ def values_of(path: Path, grid: Grid, seed: int = 0) -> torch.Tensor:
 
 def operations() -> list[Operations]:
     native: list[Operations] = [] if library.load() is None else [NativeOperations()]
-    return [TorchOperations(CPU), *native, TorchOperations(CPU, batch_invariant=True)]
+    return [Operations(CPU), *native, Operations(CPU, batch_invariant=True)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -94,13 +94,13 @@ def test_ranks_divide_heads_and_feed_forward_parts(kind: str, checkpoints: dict[
 
     def encode(rank: int) -> torch.Tensor:
         with torch.no_grad():
-            return tower_of(path, TorchOperations(CPU), SummingRanks(rank, 2, shared, barrier))(values, grid)
+            return tower_of(path, Operations(CPU), SummingRanks(rank, 2, shared, barrier))(values, grid)
 
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(encode, range(2)))
     with torch.no_grad():
-        alone = tower_of(path, TorchOperations(CPU), TensorParallel())(values, grid)
-        not_divided = tower_of(path, TorchOperations(CPU), TensorParallel(2, 4))(values, grid)
+        alone = tower_of(path, Operations(CPU), TensorParallel())(values, grid)
+        not_divided = tower_of(path, Operations(CPU), TensorParallel(2, 4))(values, grid)
     for each in [*found, not_divided]:
         torch.testing.assert_close(each, alone, rtol=1e-4, atol=1e-4)
 
@@ -110,7 +110,7 @@ def test_in_16_bits_embeddings_are_near(kind: str, checkpoints: dict[str, Path])
     path, grid = checkpoints[kind], GRIDS[kind][-1]
     values = values_of(path, grid)
     with torch.no_grad():
-        wide = tower_of(path, TorchOperations(CPU), TensorParallel())(values, grid)
+        wide = tower_of(path, Operations(CPU), TensorParallel())(values, grid)
         for each in operations():
             short = tower_of(path, each, TensorParallel(), torch.bfloat16)(values, grid)
             assert short.dtype == torch.bfloat16

@@ -12,7 +12,7 @@ from peak_memory import peak_bytes
 from vision_checkpoints import GEMMA3, KINDS, make_vision_checkpoint
 
 from raycore.checkpoint.model_spec import load_model_spec
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.vision.grids import Grid
 from raycore.vision.memory import encoder_bytes
@@ -33,7 +33,7 @@ def test_an_image_needs_no_more_than_is_set_aside(kind: str, dtype: torch.dtype,
     share = WeightShare(msgspec.structs.replace(spec, vision=vision), dtype)
     weights = random_decoder_weights(replace(share)).vision
     assert weights is not None
-    tower = make_tower(vision, weights, TorchOperations(CPU), TensorParallel())
+    tower = make_tower(vision, weights, Operations(CPU), TensorParallel())
     grid: Grid = (1, 4, 4) if kind == GEMMA3 else (1, 40, 28)
     values = torch.randn(vision.input_shape(grid)).numpy()
     limit = encoder_bytes(vision, vision.num_tokens(grid), dtype)

@@ -16,7 +16,7 @@ from raycore.checkpoint.weight_files import stored_tensors
 from raycore.decoder.decoder import Decoder, embed
 from raycore.errors import InvalidCheckpoint
 from raycore.layers.native_operations import NativeOperations
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 from raycore.models.pooling import PoolingSpec
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -228,7 +228,7 @@ def make_decoder(
     dtype: torch.dtype,
     path: Path,
     formats: LinearFormats,
-    operations: TorchOperations,
+    operations: Operations,
     rank: int = 0,
     size: int = 1,
 ) -> Decoder:
@@ -248,7 +248,7 @@ def test_a_model_computes_with_its_head_in_integers(kind, is_tied, directory):
     for dtype, tolerance in ((torch.float32, 2e-4), (torch.bfloat16, 4e-3)):
         decoder = partial(make_decoder, spec, dtype)
         kept = decoder(file, STORED_INTEGERS, NativeOperations(batch_invariant=True))
-        plain = decoder(file, CONVERTED, TorchOperations(torch.device("cpu")))
+        plain = decoder(file, CONVERTED, Operations(torch.device("cpu")))
         assert torch.equal(kept.embed(tokens_T), plain.embed(tokens_T))
         logits_TV, expected_TV = (each.logits(hidden_TD.to(dtype)) for each in (kept, plain))
         assert logits_TV.dtype == dtype

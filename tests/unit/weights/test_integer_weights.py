@@ -26,7 +26,7 @@ from raycore.decoder.mixer import reorder_adapter_
 from raycore.errors import InvalidCheckpoint
 from raycore.layers.lora import Adapters
 from raycore.layers.native_operations import NativeOperations
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 from raycore.models.quantization import WeightScheme
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
@@ -189,7 +189,7 @@ def test_a_model_computes_with_the_integers(checkpoint: str) -> None:
     spec = load_model_spec(written)
     tokens = torch.arange(40) % spec.vocab_size
     outputs: list[Tensor] = []
-    for operations, formats in ((TorchOperations(CPU), CONVERTED), (NativeOperations(), STORED_INTEGERS)):
+    for operations, formats in ((Operations(CPU), CONVERTED), (NativeOperations(), STORED_INTEGERS)):
         weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=formats), written)
         decoder = Decoder(spec, weights, TensorParallel(), operations)
         attention = NoAttention(spec.num_heads * spec.head_dim)
@@ -224,7 +224,7 @@ def test_adapters_are_added_to_the_results_of_integer_weights(tmp_path: Path, ch
         share = WeightShare(spec, torch.float32, formats=STORED_INTEGERS if is_native else CONVERTED)
         weights = load_decoder_weights(share, written)
         adapters = Adapters(CPU, 2, is_native=is_native)
-        operations = NativeOperations() if is_native else TorchOperations(CPU)
+        operations = NativeOperations() if is_native else Operations(CPU)
         decoder = Decoder(spec, weights, TensorParallel(), operations, adapters=adapters)
         if has_adapter:
             adapter = load_lora_weights(share, lora, tmp_path)

@@ -9,7 +9,7 @@ import torch
 from small_model import CPU, SPEC
 
 from raycore.decoder.decoder import Decoder
-from raycore.layers.operations import TorchOperations
+from raycore.layers.operations import Operations
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.offload import OffloadedTensors, tensors_of
@@ -30,7 +30,7 @@ def decoder_of(*, batch_invariant: bool = False) -> Decoder:
     weights = random_decoder_weights(WeightShare(SPEC, torch.float32))
     ranks = TensorParallel(collectives=Collectives())  # pyright: ignore[reportArgumentType]
     with torch.inference_mode():
-        return Decoder(SPEC, weights, ranks, TorchOperations(CPU, batch_invariant=batch_invariant))
+        return Decoder(SPEC, weights, ranks, Operations(CPU, batch_invariant=batch_invariant))
 
 
 def num_bytes(tensors: list[torch.Tensor]) -> int:
