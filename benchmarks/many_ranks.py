@@ -280,7 +280,7 @@ def measure(num_ranks: int, args: argparse.Namespace) -> None:
     from raycore.cluster.runtime import RayRuntime
     from raycore.demo import demo_model_path
     from raycore.llm import AsyncLLM
-    from raycore.server.adapters import OfferedAdapters
+    from raycore.parts.adapters.server.adapters import OfferedAdapters
     from raycore.server.listen_options import ListenOptions
     from raycore.server.multi_process import api_servers
     from raycore.server.options import ServerOptions

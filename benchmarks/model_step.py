@@ -37,9 +37,9 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config import resolve
 from raycore.messages import NewRequest, StepPlan
 from raycore.node.versions import hardware
+from raycore.parts.weights.worker.reads import bytes_of_step
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import WorkerRank
-from raycore.worker.weight_reads import bytes_of_step
 from raycore.worker.worker import Worker
 
 CONTEXT = 190

@@ -20,7 +20,7 @@ from common import median, table
 
 from raycore import AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path
-from raycore.worker.transfers import WorkerTransfers
+from raycore.parts.transfers.worker import WorkerTransfers
 
 TOLD_S = 1.5
 """After so many seconds without requests, a client knows what a rank's cache holds."""

@@ -26,9 +26,9 @@ from common import table
 from raycore import LLM, SamplingParams, StructuredOutputsParams
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.demo import demo_model_path
-from raycore.grammar.compiler import GrammarCompiler
 from raycore.metrics.counts import RankCounts
 from raycore.outputs import RequestOutput
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.sampler import Sampler
 

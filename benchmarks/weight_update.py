@@ -25,7 +25,7 @@ from torch import Tensor
 
 from raycore import LLM
 from raycore.node.listeners import listen
-from raycore.weight_transfer.trainer import (
+from raycore.parts.weights.transfer.trainer import (
     SharedBuckets,
     SharedWeights,
     join_weight_group,

@@ -16,16 +16,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from raycore.config import ENGINE_OPTIONS, EngineConfig, resolve
-from raycore.config.options import suggestion
 from raycore.config.vllm_table import ONLY_OF_SERVERS, VLLM_OPTIONS
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
+from raycore.options.declared import suggestion
 from raycore.short_tracebacks import ends_traceback
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from raycore.config.option_types import EngineOptions
+    from raycore.options.types import EngineOptions
 
 _ArgsT = TypeVar("_ArgsT", bound="_Arguments")
 _ParserT = TypeVar("_ParserT", bound=argparse.ArgumentParser)

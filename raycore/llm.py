@@ -30,8 +30,6 @@ from raycore.client.inputs import (
     parse_prompts,
 )
 from raycore.client.output_kinds import OutputKinds
-from raycore.client.pooling import PLACEHOLDER, supported_tasks
-from raycore.client.pooling_calls import PoolingCalls
 from raycore.client.queue_calls import QueueCalls
 from raycore.client.rendering import Adapters, Messages, chat_prompts, completion_prompts
 from raycore.client.streamed_prompts import generate_streamed
@@ -39,7 +37,6 @@ from raycore.client.streams import RequestStream
 from raycore.client.tokenization import Tokenization
 from raycore.client.updates import Streaming, Update
 from raycore.config import ENGINE_OPTIONS, EngineConfig, ModelConfig
-from raycore.config.options import with_options
 from raycore.control.calls import AsyncCalls, EngineCalls, check_seconds
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.inputs import StreamingInput
@@ -47,7 +44,10 @@ from raycore.llm_engine import LLMEngine
 from raycore.lora.request import LoRARequest
 from raycore.messages import Feature
 from raycore.node.threads import on_own_thread
+from raycore.options.declared import with_options
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.parts.pooling.client.pooling import PLACEHOLDER, supported_tasks
+from raycore.parts.pooling.client.pooling_calls import PoolingCalls
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import RequestOutputKind, SamplingParams, checked_int
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
     from typing_extensions import Unpack
 
-    from raycore.config.option_types import EngineOptions
+    from raycore.options.types import EngineOptions
 
 logger = logging.getLogger(__name__)
 

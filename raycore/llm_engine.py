@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 from raycore.client.ask import Ask
 from raycore.client.inputs import Prompt, adapters_for_each, checked_request_id
-from raycore.client.pooling import supported_tasks
 from raycore.client.rendering import completion_prompts
 from raycore.client.step_queue import Output, StepQueue
 from raycore.config import EngineConfig
@@ -17,6 +16,7 @@ from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.metrics.snapshot import Metric
 from raycore.own_process import OwnProcess
+from raycore.parts.pooling.client.pooling import supported_tasks
 from raycore.pooling_params import PoolingParams
 from raycore.running_engine import RunningEngine
 from raycore.sampling_params import RequestOutputKind, SamplingParams

@@ -198,7 +198,7 @@ class EncoderPlan(msgspec.Struct, array_like=True):
     inputs: list[tuple[Feature, FeatureData]] = []
     """What is encoded, before the step's tokens are computed. The position in a `Feature` has no meaning here."""
     identity: bytes = b""
-    """What the encoder is known by where embeddings are kept besides: see `raycore.kv_transfer.identity`."""
+    """What the encoder is known by where embeddings are kept besides: `parts/transfers/connectors/identity.py`."""
 
 
 class StepPlan(msgspec.Struct, array_like=True):
@@ -478,7 +478,7 @@ class CacheChanges(msgspec.Struct, array_like=True):
     is_whole: bool = False
     """Whether `stored` is all that the cache has now, whatever was said before."""
     identity: bytes = b""
-    """If `is_whole`: what digests begin with. See `raycore.kv_transfer.identity`."""
+    """If `is_whole`: what digests begin with. See `raycore.parts.transfers.connectors.identity`."""
 
 
 class OutputBatch(SequenceNews, array_like=True):

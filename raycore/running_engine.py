@@ -28,16 +28,12 @@ from raycore.cluster.engine_start import EngineStart
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
 from raycore.cluster.supervisor import Supervisor
-from raycore.cluster.weights import OnStaleRank
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, non_defaults, resolve
 from raycore.config.checks import warn_of_transformers
-from raycore.config.options import with_options
-from raycore.control.added_adapters import AdapterCalls
 from raycore.control.calls import REMOTE_CALLS, EngineCalls, EngineParts, check_seconds
 from raycore.control.pauses import Pauses
 from raycore.control.program import ControlThread
 from raycore.control.ranks import rank_statuses
-from raycore.control.weight_updates import WeightUpdates
 from raycore.display.notebook import engine_html
 from raycore.engine.rank_events import EngineLost
 from raycore.errors import EngineDeadError
@@ -52,7 +48,11 @@ from raycore.metrics.throughput_log import ThroughputLog
 from raycore.metrics.view import MetricsView
 from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
 from raycore.node.versions import hardware, versions
+from raycore.options.declared import with_options
 from raycore.own_process import OwnProcess
+from raycore.parts.adapters.control import AdapterCalls
+from raycore.parts.weights.cluster import OnStaleRank
+from raycore.parts.weights.control.updates import WeightUpdates
 from raycore.sampling_params import SamplingParams
 from raycore.short_tracebacks import ends_traceback
 from raycore.status import EngineStatus, RankStatus, num_serving
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
     from typing_extensions import Unpack
 
-    from raycore.config.option_types import EngineOptions
     from raycore.engine_args import EngineArgs
+    from raycore.options.types import EngineOptions
 
 logger = logging.getLogger(__name__)
 
@@ -464,7 +464,7 @@ def _resolve(
 ) -> EngineConfig:
     config = resolve(model, tokenizer, **options)
     if config.kv_transfer_config is not None and config.kv_transfer_config.is_own:
-        from raycore.kv_transfer.connector import connector_class  # imported lazily: few engines need it
+        from raycore.parts.transfers.connectors.connector import connector_class  # imported lazily: few engines need it
 
         connector_class(config).check(config)
     return msgspec.structs.replace(config, log_level=own_level())

@@ -1,7 +1,7 @@
 """Constraints on outputs. Names and meanings are vLLM's.
 
-This module checks only what needs no tokenizer: the kind of constraint and the type of its value. `raycore.grammar`
-compiles the constraint, which checks the rest.
+This module checks only what needs no tokenizer: the kind of constraint and the type of its value. To compile the
+constraint, which `raycore.parts.constraints.grammar` does, checks the rest.
 """
 
 from __future__ import annotations

@@ -14,20 +14,29 @@ from compatibility.entries import Entry, is_equal, shown
 from raycore.compat.modules import lookup
 from raycore.compat.names import NAMES, REASONS, reason
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.vllm_options import VllmOption
 from raycore.config.vllm_table import VLLM_OPTIONS
+from raycore.options.vllm_options import VllmOption
 
 SETTINGS = {
-    "KVTransferConfig": ("raycore.config.kv_transfer:KVTransferConfig", "raycore.config.kv_transfer:_WITHOUT_EFFECT"),
-    "KVEventsConfig": ("raycore.config.kv_transfer:KVEventsConfig", None),
-    "ECTransferConfig": ("raycore.config.ec_transfer:ECTransferConfig", "raycore.config.ec_transfer:_WITHOUT_EFFECT"),
-    "ProfilerConfig": ("raycore.config.profiler:ProfilerConfig", "raycore.config.profiler:_WITHOUT_EFFECT"),
-    "SpeculativeConfig": ("raycore.config.speculative:SpeculativeConfig", "raycore.config.speculative:_WITHOUT_EFFECT"),
-    "StructuredOutputsConfig": (
-        "raycore.config.structured_outputs:StructuredOutputsConfig",
-        "raycore.config.structured_outputs:_WITHOUT_EFFECT",
+    "KVTransferConfig": (
+        "raycore.parts.transfers.config.kv_transfer:KVTransferConfig",
+        "raycore.parts.transfers.config.kv_transfer:_WITHOUT_EFFECT",
     ),
-    "PoolerConfig": ("raycore.config.pooling:PoolerConfig", "raycore.config.pooling:_WITHOUT_EFFECT"),
+    "KVEventsConfig": ("raycore.parts.transfers.config.kv_transfer:KVEventsConfig", None),
+    "ECTransferConfig": (
+        "raycore.parts.transfers.config.ec_transfer:ECTransferConfig",
+        "raycore.parts.transfers.config.ec_transfer:_WITHOUT_EFFECT",
+    ),
+    "ProfilerConfig": ("raycore.config.profiler:ProfilerConfig", "raycore.config.profiler:_WITHOUT_EFFECT"),
+    "SpeculativeConfig": (
+        "raycore.parts.drafts.config.speculative:SpeculativeConfig",
+        "raycore.parts.drafts.config.speculative:_WITHOUT_EFFECT",
+    ),
+    "StructuredOutputsConfig": (
+        "raycore.parts.constraints.config.structured_outputs:StructuredOutputsConfig",
+        "raycore.parts.constraints.config.structured_outputs:_WITHOUT_EFFECT",
+    ),
+    "PoolerConfig": ("raycore.parts.pooling.config:PoolerConfig", "raycore.parts.pooling.config:_WITHOUT_EFFECT"),
 }
 """The options that take objects: raycore's struct of settings, and its table of those without effect."""
 ENGINE_ARGS = ("EngineArgs", "AsyncEngineArgs")

@@ -21,7 +21,6 @@ from raycore.extras import is_installed, missing_package
 from raycore.json_fields import JsonFields, shortened
 from raycore.models.encoders import ENCODERS, encoder_form, encoder_pooling
 from raycore.models.family import plugin_family
-from raycore.models.pooling_forms import PoolingChoice, decoder_pooling, pooling_form
 from raycore.models.registry import (
     FAMILIES,
     described,
@@ -31,6 +30,7 @@ from raycore.models.registry import (
     tokens_and_defaults,
 )
 from raycore.models.spec import ModelSpec, Roots
+from raycore.parts.pooling.models.forms import PoolingChoice, decoder_pooling, pooling_form
 from raycore.plugins import MODELS
 
 ModelImpl = Literal["auto", "raycore", "transformers"]

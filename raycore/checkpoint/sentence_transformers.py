@@ -17,7 +17,7 @@ import msgspec
 from raycore.checkpoint.weight_files import SINGLE_FILE, read_header
 from raycore.errors import InvalidCheckpoint
 from raycore.json_fields import JsonFields
-from raycore.models.pooling import (
+from raycore.parts.pooling.models.pooling import (
     ActivationName,
     HeadActivation,
     HeadLinear,

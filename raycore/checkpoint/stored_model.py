@@ -22,16 +22,16 @@ from pathlib import Path
 
 import msgspec
 
-from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.encoder_tensors import encoder_tensors, with_norm_names
 from raycore.checkpoint.gguf.header import BLOCKS, is_gguf
 from raycore.checkpoint.stored_tensor import StoredTensor
 from raycore.checkpoint.tensor_shapes import eagle3_tensors, layer_prefix, model_tensors
 from raycore.checkpoint.weight_files import listed, stored_tensors
 from raycore.errors import InvalidCheckpoint
-from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES
 from raycore.models.quantization import GGUF_SCHEMES, stored_scheme
 from raycore.models.spec import ModelSpec
+from raycore.parts.drafts.checkpoint import Eagle3Spec
+from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ __all__ = ["eagle3_tensors", "layer_prefix", "model_tensors"]
 
 from collections.abc import Callable, Iterator
 
-from raycore.checkpoint.eagle3_spec import Eagle3Spec
-from raycore.checkpoint.vision_tensors import vision_tensors
 from raycore.models.linears import dense_linears
-from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES, MoeSpec, has_stacked_experts
 from raycore.models.quantization import MXFP4_GROUP
 from raycore.models.spec import ModelSpec
+from raycore.parts.drafts.checkpoint import Eagle3Spec
+from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES, MoeSpec, has_stacked_experts
+from raycore.parts.images.checkpoint.vision_tensors import vision_tensors
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
 """Names and shapes of tensors."""

@@ -1,6 +1,6 @@
 """Adds flags for the options of engines and servers, and reads them from parsed arguments.
 
-The flags are derived from the declarations of the options: see `raycore.config.options`.
+The flags are derived from the declarations of the options: see `raycore.options.declared`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 from raycore.cli.help_text import mark_common
 from raycore.cli.parser import Parser
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.options import Option, check_options
-from raycore.config.structured_outputs import parsers_of
-from raycore.config.vllm_options import VllmOption
 from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidInput
+from raycore.options.declared import Option, check_options
+from raycore.options.vllm_options import VllmOption
+from raycore.parts.constraints.config.structured_outputs import parsers_of
 from raycore.server.listen_options import LISTEN_OPTIONS, ListenOptions
 from raycore.server.options import SERVER_OPTIONS, ServerOptions, server_options
 

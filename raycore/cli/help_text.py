@@ -1,6 +1,6 @@
 """`--help`: a short form for commands with many flags, and `--help=KEYWORD` for groups, single flags and searches.
 
-A flag is in the short form if its option is declared as common (`raycore.config.options`), or has no group.
+A flag is in the short form if its option is declared as common (`raycore.options.declared`), or has no group.
 """
 
 from __future__ import annotations

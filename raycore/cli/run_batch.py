@@ -128,7 +128,7 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
     from raycore.llm import AsyncLLM
 
     with needing("`raycore run-batch` needs", "serve"):
-        from raycore.server.adapters import check_adapters, load_adapters
+        from raycore.parts.adapters.server.adapters import check_adapters, load_adapters
         from raycore.server.batch.runner import run_lines
         from raycore.server.models import Models
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
     from raycore.llm import AsyncLLM
-    from raycore.server.adapters import OfferedAdapters
+    from raycore.parts.adapters.server.adapters import OfferedAdapters
 
 _DISABLE_LOG_STATS = "--disable-log-stats"
 
@@ -95,7 +95,7 @@ def _serve(args: argparse.Namespace) -> int:
     from raycore.cluster.engine_start import EngineStart
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged
-    from raycore.server.adapters import load_adapters
+    from raycore.parts.adapters.server.adapters import load_adapters
 
     chosen, options, address, traces = check_server(args)
     count = args.api_server_count

@@ -31,7 +31,7 @@ def check_server(args: argparse.Namespace) -> Chosen:
         from raycore.server.added_middleware import find_middleware
         from raycore.server.multi_process.api_servers import MAX_API_SERVERS
         from raycore.server.tls import check_certificates
-    from raycore.server.adapters import check_adapters
+    from raycore.parts.adapters.server.adapters import check_adapters
 
     count = args.api_server_count
     if not 1 <= count <= MAX_API_SERVERS:

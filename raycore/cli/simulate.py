@@ -111,7 +111,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 
 def _scenario(args: argparse.Namespace, kills: list[Any]) -> Any:
-    from raycore.config.options import json_object
+    from raycore.options.declared import json_object
     from raycore.simulation.autoscaling import autoscaling_options
     from raycore.simulation.planning import Scenario
     from raycore.simulation.roofline import GIB, Device

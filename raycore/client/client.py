@@ -89,7 +89,7 @@ class EngineClient:
         replays, image_bytes = config.recovery.max_request_replays, config.feature_cache_bytes
         self._requests = RequestTable(config.model, tokenizer, client_index, replays, image_bytes)
         if config.kv_transfer_config is not None:
-            from raycore.client.transfers import make_routes  # imported lazily: few engines need it
+            from raycore.parts.transfers.client import make_routes  # imported lazily: few engines need it
 
             self._requests.routes = make_routes(config, self._requests.router)
         self._connections = RankConnections(client_index, self._deliver)
@@ -455,7 +455,7 @@ def _images(config: EngineConfig, tokenizer: Tokenizer) -> PromptImages:
         from raycore.client.prompt_embeds import PromptEmbeds  # imported lazily: few engines need it
 
         return OnlyText(config.model.model, PromptEmbeds(config))
-    from raycore.multimodal.inputs import ImageInputs  # imported lazily: engines for texts don't need it
+    from raycore.parts.images.client.inputs import ImageInputs  # imported lazily: engines for texts don't need it
 
     images = ImageInputs(config, tokenizer)
     images.prepare()  # while the ranks start

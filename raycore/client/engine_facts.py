@@ -10,7 +10,7 @@ from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient
 from raycore.client.inputs import PromptImages
 from raycore.config import EngineConfig
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.text.tokenizer import Tokenizer
 
 

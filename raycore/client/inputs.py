@@ -1,7 +1,7 @@
 """Normalizes and checks the prompts, request ids and priorities that users pass.
 
-Pure, but for images, which `raycore.multimodal` fetches and processes. Whether a request exceeds the engine's limits is
-checked elsewhere (`RequestLimits`).
+Pure, but for images, which `raycore.parts.images.client` fetches and processes. Whether a request exceeds the engine's
+limits is checked elsewhere (`RequestLimits`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _IMAGE_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "
 
 
 class PromptImages(Protocol):
-    """What makes prompts with images: `raycore.multimodal.inputs.ImageInputs`, or `OnlyText`."""
+    """What makes prompts with images: `raycore.parts.images.client.inputs.ImageInputs`, or `OnlyText`."""
 
     def complete(
         self, where: str, prompt: str | list[int], fields: Mapping[str, Any], *, adds_special_tokens: bool = True

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.config import EngineConfig
-from raycore.config.multimodal import EMBEDDED_PIECE_TOKENS
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.messages import Feature, FeatureData
+from raycore.parts.images.config import EMBEDDED_PIECE_TOKENS
 
 UNKNOWN_TOKEN = 0
 """Stands for the token of an embedding, if the request doesn't say which one it is."""

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from raycore.client.adapter_checks import AdapterChecks
 from raycore.client.ask import Ask, CheckedAsk
 from raycore.client.inputs import ParsedPrompt, checked_request_id
-from raycore.client.pooling import PLACEHOLDER, not_generating, not_pooling, resolved
-from raycore.client.thinking import ThinkingLimits
 from raycore.config import EngineConfig
 from raycore.config.logits_processors import processor_classes
 from raycore.errors import InvalidRequest
-from raycore.grammar.gate import ConstraintGate
 from raycore.json_fields import shortened
 from raycore.messages import EngineInfo
+from raycore.parts.adapters.client import AdapterChecks
+from raycore.parts.constraints.client import ThinkingLimits
+from raycore.parts.constraints.grammar.gate import ConstraintGate
+from raycore.parts.pooling.client.pooling import PLACEHOLDER, not_generating, not_pooling, resolved
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams, checked_int
 from raycore.scheduler.request import RequestLimits

@@ -22,12 +22,12 @@ from raycore.client.recorder import Recorder, Told
 from raycore.client.requests_by_rank import RequestsByRank
 from raycore.client.routes import Routes
 from raycore.client.routing import Router
-from raycore.client.sent_features import SentFeatures
 from raycore.client.updates import Sink, Update
 from raycore.config import ModelConfig
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.messages import EngineRequest, LoadView, OutputBatch, first_seq_id
 from raycore.metrics.counts import RankCounts
+from raycore.parts.images.client.sent_features import SentFeatures
 from raycore.sampling_params import MAX_SEED, SamplingParams
 from raycore.system import time
 from raycore.text.tokenizer import Tokenizer

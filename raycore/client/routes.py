@@ -23,7 +23,7 @@ class Routes:
     """One client's routes. These are the router's: ranks say nothing of their blocks. Not thread-safe.
 
     `RequestTable` makes the calls, with the client's lock held. Where ranks read each other's blocks, a subclass
-    answers (`raycore.client.transfers`).
+    answers (`raycore.parts.transfers.client`).
     """
 
     def __init__(self, router: Router) -> None:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from raycore.activity import RUNNING, Activity
-from raycore.lora.added import NONE_ADDED, AddedAdapters
 from raycore.messages import WeightVersion
+from raycore.parts.adapters.values import NONE_ADDED, AddedAdapters
 from raycore.system import threading
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class WeightState(msgspec.Struct, frozen=True):
     path: str | None
     """The checkpoint that has these weights. None: only ranks have them."""
     key: str = ""
-    """What all ranks know them by, if they came from no checkpoint: see `raycore.kv_transfer.identity`."""
+    """What all ranks know them by, if they came from no checkpoint: see `parts/transfers/connectors/identity.py`."""
     is_missing: bool = False
     """Whether nobody has them, as the engine has woken up without reading any. The next update has to bring all."""
 

@@ -25,11 +25,9 @@ from raycore.cluster.given import GivenDevices, GivenPlaces, find_given
 from raycore.cluster.rank import Rank, workers_by_node
 from raycore.cluster.rank_ends import RankEnds
 from raycore.cluster.rank_starts import OnProgress, RankStarts
-from raycore.cluster.regrouping import CannotMove, GroupChange
 from raycore.cluster.reservations import OnShortage, Placement, Reservations
 from raycore.cluster.runtime import RayRuntime, Runtime
 from raycore.cluster.standby import Standbys
-from raycore.cluster.weights import EngineWeights
 from raycore.config import DType, EngineConfig
 from raycore.config.checks import check_context_device
 from raycore.config.rank_checks import check_num_ranks
@@ -37,6 +35,8 @@ from raycore.errors import InitializationError
 from raycore.kernels import are_compiled
 from raycore.messages import FIRST_WEIGHTS, EngineInfo
 from raycore.node.resources import total_memory_bytes
+from raycore.parts.experts.cluster import CannotMove, GroupChange
+from raycore.parts.weights.cluster import EngineWeights
 from raycore.ray_api import as_argument
 from raycore.status import EngineOwner, describe_owner
 from raycore.system import secrets, threading

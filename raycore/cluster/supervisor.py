@@ -20,12 +20,12 @@ from raycore.cluster.failure_reports import describe_death, owner_death
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.monitor import POLL_INTERVAL_S, RankMonitor
 from raycore.cluster.rank import Rank
-from raycore.cluster.regrouping import CannotMove
 from raycore.config import EngineConfig
 from raycore.config.parallel import MAX_RANKS
 from raycore.engine.rank_events import EngineLost, RankListener
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
 from raycore.messages import EngineInfo
+from raycore.parts.experts.cluster import CannotMove
 from raycore.system import threading
 
 logger = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import io
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from raycore.config.multimodal import WHITE, MultiModalConfig
-from raycore.multimodal.images import decode_image
-from raycore.multimodal.sources import Sources
+from raycore.parts.images.client.images import decode_image
+from raycore.parts.images.client.sources import Sources
+from raycore.parts.images.config import WHITE, MultiModalConfig
 
 if TYPE_CHECKING:
     from PIL.Image import Image

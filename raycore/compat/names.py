@@ -104,8 +104,8 @@ SpeculativeConfig                raycore.compat.settings              config con
 StructuredOutputsConfig          raycore.compat.settings              config config.structured_outputs
 WeightTransferConfig             raycore.compat.settings              config config.weight_transfer
 
-WeightTransferInitRequest        raycore.control.weight_requests      distributed.weight_transfer.base
-WeightTransferUpdateRequest      raycore.control.weight_requests      distributed.weight_transfer.base
+WeightTransferInitRequest        raycore.parts.weights.control.requests      distributed.weight_transfer.base
+WeightTransferUpdateRequest      raycore.parts.weights.control.requests      distributed.weight_transfer.base
 NCCLWeightTransferEngine         raycore.compat.weight_transfer       distributed.weight_transfer.nccl_engine
 NCCLTrainerSendWeightsArgs       raycore.compat.weight_transfer       distributed.weight_transfer.nccl_engine
 NCCLWeightTransferInitInfo       raycore.compat.weight_transfer       distributed.weight_transfer.nccl_engine
@@ -135,11 +135,11 @@ VLLMError                        raycore.errors:RaycoreError          exceptions
 VLLMClientError                  raycore.errors:InvalidInput          exceptions
 VLLMValidationError              raycore.errors:InvalidInput          exceptions
 
-KVCacheEvent                     raycore.kv_transfer.events           distributed.kv_events
-BlockStored                      raycore.kv_transfer.events           distributed.kv_events
-BlockRemoved                     raycore.kv_transfer.events           distributed.kv_events
-AllBlocksCleared                 raycore.kv_transfer.events           distributed.kv_events
-KVEventBatch                     raycore.kv_transfer.events           distributed.kv_events
+KVCacheEvent                     raycore.parts.transfers.connectors.events           distributed.kv_events
+BlockStored                      raycore.parts.transfers.connectors.events           distributed.kv_events
+BlockRemoved                     raycore.parts.transfers.connectors.events           distributed.kv_events
+AllBlocksCleared                 raycore.parts.transfers.connectors.events           distributed.kv_events
+KVEventBatch                     raycore.parts.transfers.connectors.events           distributed.kv_events
 
 ChatCompletionRequest            raycore.server.protocol              entrypoints.openai.chat_completion.protocol
 CompletionRequest                raycore.server.protocol              entrypoints.openai.completion.protocol
@@ -223,7 +223,7 @@ REASONS = {
     "distributed": "raycore's ranks and workers are Ray actors with channels of their own (docs/architecture/rpc.md)",
     "distributed.kv_transfer": "connectors have raycore's interface (docs/kv-transfer.md)",
     "distributed.weight_transfer": "weight_transfer_config names a way, and trainers send by NCCLWeightTransferEngine, "
-    "IPCWeightTransferEngine, or the functions of raycore.weight_transfer.trainer (docs/weight-updates.md)",
+    "IPCWeightTransferEngine, or the functions of raycore.parts.weights.transfer.trainer (docs/weight-updates.md)",
     "engine": _INNER,
     "entrypoints": "raycore's server is built in its own way (docs/architecture/server.md); start it with raycore "
     "serve",

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, cast
 
 from raycore.errors import InvalidConfig, InvalidRequest
-from raycore.grammar.lark import SpecialTokens
+from raycore.parts.constraints.grammar.lark import SpecialTokens
 from raycore.plugins import REASONING_PARSERS, TOOL_PARSERS, register_plugin
 from raycore.server.parsers import reasoning, tool_calls
 from raycore.server.parsers.tool_calls import CallArguments, CallStart, Content, Delta, Schemas

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 from raycore.cli.main import build_parser, run
 from raycore.cli.serve_checks import check_headless, check_server
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.options import Option
-from raycore.config.vllm_options import VllmOption
 from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
+from raycore.options.declared import Option
+from raycore.options.vllm_options import VllmOption
 from raycore.server.listen_options import LISTEN_OPTIONS
 from raycore.server.options import SERVER_OPTIONS
 

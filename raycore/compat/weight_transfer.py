@@ -1,4 +1,4 @@
-"""What trainers' scripts import of vLLM's weight transfer. `raycore.weight_transfer.trainer` sends the weights.
+"""What trainers' scripts import of vLLM's weight transfer. `raycore.parts.weights.transfer.trainer` sends the weights.
 
 The workers' side isn't here: the engine's option `weight_transfer_config` names a way.
 """
@@ -20,8 +20,8 @@ import torch
 import torch.distributed as dist
 
 from raycore.errors import InvalidConfig, RaycoreError
-from raycore.weight_transfer.buckets import PACKED_BYTES
-from raycore.weight_transfer.trainer import (
+from raycore.parts.weights.transfer.buckets import PACKED_BYTES
+from raycore.parts.weights.transfer.trainer import (
     broadcast_weights,
     join_weight_group,
     send_weights_cuda_ipc,
@@ -31,7 +31,7 @@ from raycore.weight_transfer.trainer import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from raycore.weight_transfer.group import WeightGroup
+    from raycore.parts.weights.transfer.group import WeightGroup
 
     Weights = Iterable[tuple[str, Tensor]]
 
@@ -175,7 +175,7 @@ def _update_of(args: IPCTrainerSendWeightsArgs) -> Callable[[dict[str, Any]], ob
         return lambda info: _post(url, {"update_info": _without_objects(info)})
     raise InvalidConfig(
         f"send_mode={mode!r}: give 'ray' and an llm_handle, or 'http' and a url. For other ways, use "
-        "send_weights_cuda_ipc() of raycore.weight_transfer.trainer"
+        "send_weights_cuda_ipc() of raycore.parts.weights.transfer.trainer"
     )
 
 

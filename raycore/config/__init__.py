@@ -2,7 +2,7 @@
 
 Users pass keyword arguments to `LLM(...)`, or flags. `resolve()` checks them, reads the checkpoint's `config.json`,
 computes the values that were not given, and returns one `EngineConfig`, which every process of the engine gets.
-Each option is declared once, by an `option(...)` at its field: see `raycore.config.options`.
+Each option is declared once, by an `option(...)` at its field: see `raycore.options.declared`.
 Nothing here imports Ray or torch.
 """
 
@@ -28,10 +28,10 @@ __all__ = [
 from raycore.config.cache import CacheConfig
 from raycore.config.engine import EngineConfig, changes
 from raycore.config.executor import ExecutorConfig
-from raycore.config.lora import LoRAConfig
 from raycore.config.model import DType, ModelConfig
 from raycore.config.parallel import ParallelConfig
-from raycore.config.pooling import PoolerConfig
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.resolution import ENGINE_OPTIONS, non_defaults, resolve
 from raycore.config.scheduler import SchedulerConfig
+from raycore.parts.adapters.config import LoRAConfig
+from raycore.parts.pooling.config import PoolerConfig

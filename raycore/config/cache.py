@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from raycore.config.numbers import Count, whole_number
-from raycore.config.options import option
 from raycore.errors import InvalidConfig
+from raycore.options.declared import option
+from raycore.options.numbers import Count, whole_number
 
 MAX_BLOCK_SIZE = 1024
 CACHE_BACKENDS: dict[str, Literal["native", "triton"]] = {

@@ -14,9 +14,9 @@ from raycore.config.given_places import device_ids
 from raycore.config.model import ModelConfig
 from raycore.config.parallel import ParallelConfig
 from raycore.config.scheduler import DEFAULT_MAX_NUM_BATCHED_TOKENS, DEFAULT_MAX_NUM_SEQS
-from raycore.config.speculative import SpeculativeConfig
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
+from raycore.parts.drafts.config.speculative import SpeculativeConfig
 
 logger = logging.getLogger(__name__)
 

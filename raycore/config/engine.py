@@ -17,32 +17,32 @@ from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.config.cache import CacheConfig
-from raycore.config.drafter import DrafterConfig
-from raycore.config.ec_transfer import ECTransferConfig, parse_ec_transfer_config
 from raycore.config.executor import ExecutorConfig
-from raycore.config.kv_transfer import (
+from raycore.config.logits_processors import ProcessorClass, parse_logits_processors
+from raycore.config.model import ModelConfig
+from raycore.config.parallel import ParallelConfig
+from raycore.config.profiler import ProfilerConfig, parse_profiler_config
+from raycore.config.recovery import RecoveryConfig
+from raycore.config.scheduler import SchedulerConfig
+from raycore.config.states import StateRows
+from raycore.errors import InitializationError
+from raycore.models.spec import ModelSpec
+from raycore.options.declared import option
+from raycore.parts.adapters.config import LoRAConfig
+from raycore.parts.constraints.config.reasoning import ReasoningConfig, parse_reasoning_config
+from raycore.parts.constraints.config.structured_outputs import StructuredOutputsConfig, parse_structured_outputs_config
+from raycore.parts.drafts.config.drafter import DrafterConfig
+from raycore.parts.drafts.config.speculative import SpeculativeConfig, parse_speculative_config
+from raycore.parts.images.config import EMBEDDED_PIECE_TOKENS, EncoderLimits, MultiModalConfig
+from raycore.parts.pooling.config import PoolingConfig
+from raycore.parts.transfers.config.ec_transfer import ECTransferConfig, parse_ec_transfer_config
+from raycore.parts.transfers.config.kv_transfer import (
     KVEventsConfig,
     KVTransferConfig,
     parse_kv_events_config,
     parse_kv_transfer_config,
 )
-from raycore.config.logits_processors import ProcessorClass, parse_logits_processors
-from raycore.config.lora import LoRAConfig
-from raycore.config.model import ModelConfig
-from raycore.config.multimodal import EMBEDDED_PIECE_TOKENS, EncoderLimits, MultiModalConfig
-from raycore.config.options import option
-from raycore.config.parallel import ParallelConfig
-from raycore.config.pooling import PoolingConfig
-from raycore.config.profiler import ProfilerConfig, parse_profiler_config
-from raycore.config.reasoning import ReasoningConfig, parse_reasoning_config
-from raycore.config.recovery import RecoveryConfig
-from raycore.config.scheduler import SchedulerConfig
-from raycore.config.speculative import SpeculativeConfig, parse_speculative_config
-from raycore.config.states import StateRows
-from raycore.config.structured_outputs import StructuredOutputsConfig, parse_structured_outputs_config
-from raycore.config.weight_transfer import WeightTransferConfig, parse_weight_transfer_config
-from raycore.errors import InitializationError
-from raycore.models.spec import ModelSpec
+from raycore.parts.weights.config import WeightTransferConfig, parse_weight_transfer_config
 from raycore.plugins import Plugins
 from raycore.same_copy import seal, unseal
 

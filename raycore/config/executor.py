@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from raycore.config.numbers import Count, Seconds, Timeout
-from raycore.config.options import option
+from raycore.options.declared import option
+from raycore.options.numbers import Count, Seconds, Timeout
 
 
 class ExecutorConfig(msgspec.Struct, frozen=True):

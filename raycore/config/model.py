@@ -9,10 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from raycore.checkpoint.sharded_state import Division, checked_pattern
-from raycore.config.numbers import whole_number
-from raycore.config.options import json_object, option
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
+from raycore.options.declared import json_object, option
+from raycore.options.numbers import whole_number
 
 DType = Literal["float32", "bfloat16", "float16"]
 

@@ -11,10 +11,10 @@ from msgspec import Meta
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.class_paths import as_class_path
 from raycore.config.given_places import bundle_indices, bundles_as_text, devices_as_text
-from raycore.config.numbers import Seconds
-from raycore.config.options import json_object, option
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
+from raycore.options.declared import json_object, option
+from raycore.options.numbers import Seconds
 
 PlacementStrategy = Literal["strict", "fill", "span"]
 MAX_RANKS = 1 << 16

@@ -12,9 +12,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from raycore.config.options import json_object, settings_of
-from raycore.config.vllm_options import VllmOption, without_effect
 from raycore.errors import InvalidConfig, InvalidInput
+from raycore.options.declared import json_object, settings_of
+from raycore.options.vllm_options import VllmOption, without_effect
 
 _Count = Annotated[int, Meta(ge=0)]
 

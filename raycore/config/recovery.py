@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from raycore.config.numbers import Seconds, Timeout
-from raycore.config.options import option
+from raycore.options.declared import option
+from raycore.options.numbers import Seconds, Timeout
 
 
 class RecoveryConfig(msgspec.Struct, frozen=True):

@@ -34,37 +34,37 @@ from raycore.config.checks import (
     whole_prompt_limits,
 )
 from raycore.config.deployment import deployed
-from raycore.config.drafter import DrafterConfig, resolve_drafter
-from raycore.config.ec_transfer import check_ec_transfer
 from raycore.config.engine import EngineConfig
 from raycore.config.executor import ExecutorConfig
 from raycore.config.given_places import take_variables
-from raycore.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
-from raycore.config.lora import LoRAConfig
 from raycore.config.model import AUTO_LENGTH, ModelConfig
-from raycore.config.multimodal import MultiModalConfig
-from raycore.config.options import check_options, options_of, with_options
 from raycore.config.parallel import ParallelConfig
-from raycore.config.pooling import PoolingConfig, check_pooling, choose_pooling
 from raycore.config.rank_checks import check_num_ranks
-from raycore.config.reasoning import with_parser
 from raycore.config.recovery import RecoveryConfig
 from raycore.config.scheduler import SchedulerConfig
-from raycore.config.speculative import SpeculativeConfig, SpeculativeShorthand, with_shorthands
-from raycore.config.structured_outputs import parsers_of
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.json_fields import JsonFields
 from raycore.models.registry import GENERATION_KEYS, generation_defaults
 from raycore.models.spec import ModelSpec
-from raycore.models.vision import without_vision
+from raycore.options.declared import check_options, options_of, with_options
+from raycore.parts.adapters.config import LoRAConfig
+from raycore.parts.constraints.config.reasoning import with_parser
+from raycore.parts.constraints.config.structured_outputs import parsers_of
+from raycore.parts.drafts.config.drafter import DrafterConfig, resolve_drafter
+from raycore.parts.drafts.config.speculative import SpeculativeConfig, SpeculativeShorthand, with_shorthands
+from raycore.parts.images.config import MultiModalConfig
+from raycore.parts.images.models import without_vision
+from raycore.parts.pooling.config import PoolingConfig, check_pooling, choose_pooling
+from raycore.parts.transfers.config.ec_transfer import check_ec_transfer
+from raycore.parts.transfers.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
 from raycore.plugins import find_plugins, import_plugin_file, load_general_plugins
 from raycore.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from raycore.config.option_types import EngineOptions
+    from raycore.options.types import EngineOptions
 
 _PartT = TypeVar("_PartT", bound=msgspec.Struct)
 _PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
@@ -303,7 +303,9 @@ def _kv_transfer(chosen: dict[str, Any]) -> KVTransferConfig | None:
 def _multimodal(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> MultiModalConfig:
     if spec.vision is None:
         return _part(MultiModalConfig, chosen)
-    from raycore.checkpoint.image_processor import max_image_tokens  # imported lazily: only models with images need it
+    from raycore.parts.images.checkpoint.image_processor import (
+        max_image_tokens,  # imported lazily: only models with images need it
+    )
 
     most = max_image_tokens(path, spec.vision, chosen.get("mm_processor_kwargs") or {})
     return _part(MultiModalConfig, chosen, max_image_tokens=most)

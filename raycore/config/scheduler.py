@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from raycore.class_paths import as_class_path
-from raycore.config.numbers import Count, whole_number
-from raycore.config.options import option
+from raycore.options.declared import option
+from raycore.options.numbers import Count, whole_number
 
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048

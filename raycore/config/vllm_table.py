@@ -10,8 +10,8 @@ __all__ = ["ONLY_OF_SERVERS", "VLLM_OPTIONS", "VLLM_SERVER_FLAGS", "without_vllm
 from collections.abc import Mapping
 from typing import Any, cast
 
-from raycore.config.structured_outputs import GRAMMAR_BACKENDS
-from raycore.config.vllm_options import ANY, VllmOption
+from raycore.options.vllm_options import ANY, VllmOption
+from raycore.parts.constraints.config.structured_outputs import GRAMMAR_BACKENDS
 
 _FLAG = (False, True)
 """Neither value needs anything to be done."""

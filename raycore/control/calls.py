@@ -17,14 +17,14 @@ from raycore.checkpoint.sharded_state import checked_pattern
 from raycore.client.client import UTILITY_TIMEOUT_S, EngineClient
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig
-from raycore.config.numbers import MAX_SECONDS
-from raycore.control.added_adapters import AdapterCalls
 from raycore.control.pauses import Pauses
-from raycore.control.weight_requests import WeightTransferInitRequest, WeightTransferUpdateRequest
-from raycore.control.weight_updates import WeightUpdates
 from raycore.errors import InvalidConfig, InvalidInput
 from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
+from raycore.options.numbers import MAX_SECONDS
+from raycore.parts.adapters.control import AdapterCalls
+from raycore.parts.weights.control.requests import WeightTransferInitRequest, WeightTransferUpdateRequest
+from raycore.parts.weights.control.updates import WeightUpdates
 from raycore.short_tracebacks import ends_tracebacks
 from raycore.system import os
 

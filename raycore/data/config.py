@@ -9,11 +9,11 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.options import check_options, settings_of
 from raycore.config.ray_llm import num_workers, take, with_resources
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig
 from raycore.json_fields import shortened
+from raycore.options.declared import check_options, settings_of
 from raycore.plain_errors import decode_problem
 from raycore.short_tracebacks import ends_traceback
 

@@ -14,7 +14,6 @@ from raycore.display.progress_bars import request_bar
 # isort: split
 
 from raycore.checkpoint.hub_cache import find_directory
-from raycore.checkpoint.lora_spec import CONFIG_FILE
 from raycore.client.ask import Ask
 from raycore.client.collector import Collector
 from raycore.client.inputs import ParsedPrompt
@@ -25,6 +24,7 @@ from raycore.errors import InvalidCheckpoint, InvalidRequest, RequestFailed
 from raycore.llm import LLM
 from raycore.lora.request import LoRARequest
 from raycore.outputs import RequestOutput
+from raycore.parts.adapters.checkpoint.spec import CONFIG_FILE
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 

@@ -6,13 +6,13 @@ from typing import Any, cast
 
 from raycore.checkpoint.hub_cache import find_directory
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.multimodal import MultiModalConfig, image_background
 from raycore.data.config import ProcessorConfig
 from raycore.data.rows import ERROR, Row, continues, has_messages, rows_of
 from raycore.data.tables import BadRow, Columns, TableStage
 from raycore.errors import InvalidRequest
-from raycore.multimodal.images import decode_image
-from raycore.multimodal.sources import Sources
+from raycore.parts.images.client.images import decode_image
+from raycore.parts.images.client.sources import Sources
+from raycore.parts.images.config import MultiModalConfig, image_background
 from raycore.text.media_parts import take_images
 from raycore.text.tokenizer import Tokenizer
 

@@ -21,12 +21,12 @@ from raycore.layers.rope import PairOrder
 from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.adapters.weights import LoraLinear
 from raycore.weights.attention_weights import AttentionWeights
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.gathered import GatheredRows
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.lora_weights import LoraLinear
 from raycore.weights.weight import Weight
 
 

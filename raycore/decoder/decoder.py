@@ -21,18 +21,18 @@ from raycore.decoder.network import NO_TAPS, Network, RunLayer, Taps, WeightPart
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
 from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
 from raycore.layers.linear import Linear
-from raycore.layers.lora import Adapters
 from raycore.layers.operations import Norm, Operations
 from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
-from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.adapters.layers import Adapters
+from raycore.parts.experts.parallel import ExpertRanks, SplitExperts
+from raycore.parts.experts.weights import MoeWeights
 from raycore.profile_session import ProfiledParts
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
-from raycore.weights.moe_weights import MoeWeights
 from raycore.weights.named import dense_tensors
 
 _NORMS = (

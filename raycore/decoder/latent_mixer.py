@@ -25,8 +25,8 @@ from raycore.layers.rope import PairOrder
 from raycore.models.linears import FusedName
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.spec import ModelSpec
+from raycore.parts.adapters.weights import LoraLinear
 from raycore.weights.latent_weights import LatentWeights
-from raycore.weights.lora_weights import LoraLinear
 from raycore.weights.weight import Weight
 
 _Reordered = Callable[[Tensor], Tensor]

@@ -16,7 +16,7 @@ from raycore.layers.operations import Operations
 from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.lora_weights import LoraLinear, LoraWeights
+from raycore.parts.adapters.weights import LoraLinear, LoraWeights
 from raycore.weights.mixer_weights import MixerWeights
 
 Adapt = Callable[[Linear, FusedName, TensorParallel | None], Linear]

@@ -30,8 +30,8 @@ from raycore.layers.operations import AddNorm, Operations
 from raycore.messages import StepPlan
 from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.spec import ModelSpec
-from raycore.parallel.experts import ExpertRanks
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.experts.parallel import ExpertRanks
 from raycore.profile_session import ProfiledParts
 from raycore.step.batch import StepInputs
 from raycore.step.copies import to_device

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from raycore.parts.experts.weights import Fill
 from raycore.weights.attention_weights import AttentionWeights
 from raycore.weights.fill import RandomFill
 from raycore.weights.loader import (
@@ -21,7 +22,6 @@ from raycore.weights.loader import (
     has_no_tensor,
     read_share,
 )
-from raycore.weights.moe_weights import Fill
 from raycore.weights.share import WeightShare
 
 

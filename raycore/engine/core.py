@@ -21,18 +21,18 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.engine.cache_size import choose_cache
 from raycore.engine.engine_profile import EngineProfile
-from raycore.engine.expert_group import ExpertGroup
 from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.part import EngineHooks, Prepared
 from raycore.engine.parts import make_parts, make_shared
 from raycore.engine.progress import LoopProgress
 from raycore.engine.rank_memory import RankMemory
-from raycore.engine.rank_weights import RankWeights
 from raycore.engine.scheduling import make_scheduler
 from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
-from raycore.kv_transfer.identity import Identity
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
+from raycore.parts.experts.engine.expert_group import ExpertGroup
+from raycore.parts.transfers.connectors.identity import Identity
+from raycore.parts.weights.engine import RankWeights
 from raycore.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class

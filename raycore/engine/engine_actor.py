@@ -25,7 +25,6 @@ from raycore.activity import RUNNING, Activity
 from raycore.config import DType, EngineConfig
 from raycore.engine.core import EngineCore
 from raycore.engine.decoding import decode_requests
-from raycore.engine.lockstep import run_lockstep_loop
 from raycore.engine.loop import run_loop
 from raycore.engine.mailbox import (
     Abort,
@@ -38,7 +37,6 @@ from raycore.engine.mailbox import (
     Submit,
     Utility,
 )
-from raycore.engine.waves import Waves
 from raycore.executor.base import Executor
 from raycore.kernels import are_compiled
 from raycore.logs import log_as
@@ -46,6 +44,8 @@ from raycore.messages import EngineInfo
 from raycore.node import lifeline
 from raycore.node.cpu_features import cpu_features
 from raycore.node.garbage import freeze_heap
+from raycore.parts.experts.engine.lockstep import run_lockstep_loop
+from raycore.parts.experts.engine.waves import Waves
 from raycore.plugins import load_general_plugins
 from raycore.ray_api import (
     MAX_STREAMED,

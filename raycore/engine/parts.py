@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
-from raycore.engine.feature_inputs import FeatureInputs
 from raycore.engine.part import EnginePart
 from raycore.engine.preparation import AdapterWaits, GrammarWaits, NoAdapters
 from raycore.engine.scheduling import Shared, make_speculation
 from raycore.engine.step_timing import SpeculationTiming
 from raycore.executor.base import Executor
+from raycore.parts.images.engine import FeatureInputs
 from raycore.scheduler.protocol import SchedulerProtocol
 
 
@@ -24,11 +24,11 @@ def make_shared(config: EngineConfig, cache: KVCacheConfig, executor: Executor, 
     """
     connector = events = None
     if config.kv_transfer_config is not None:
-        from raycore.engine.kv_transfer import make_connector  # imported lazily, as below: few engines need it
+        from raycore.parts.transfers.engine import make_connector  # imported lazily, as below: few engines need it
 
         connector = make_connector(config, cache, executor, dp_rank)
     if config.kv_events_config is not None:
-        from raycore.engine.kv_transfer import KVEvents
+        from raycore.parts.transfers.engine import KVEvents
 
         events = KVEvents(config, dp_rank, connector)
     return Shared(make_speculation(config, executor), connector, events)
@@ -50,6 +50,6 @@ def make_parts(
     if shared.kv_events is not None:
         yield shared.kv_events  # before the connector, whose last events it takes when it closes
     if shared.connector is not None:
-        from raycore.engine.kv_transfer import ConnectorCalls
+        from raycore.parts.transfers.engine import ConnectorCalls
 
         yield ConnectorCalls(shared.connector, scheduler)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from raycore.engine.adapters import AdaptersInUse
-from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.part import EnginePart, Prepared
 from raycore.errors import InvalidRequest
 from raycore.executor.base import Executor
 from raycore.messages import EngineRequest, StepPlan
+from raycore.parts.adapters.engine.adapters import AdaptersInUse
+from raycore.parts.constraints.engine import GrammarsUnderWay
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import SchedulerProtocol
 

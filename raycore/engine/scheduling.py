@@ -10,20 +10,20 @@ from msgspec.structs import replace
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.executor.base import Executor
-from raycore.scheduler.adapter_limit import AdapterLimit
-from raycore.scheduler.drafting import DraftPlanning
-from raycore.scheduler.encoder_inputs import EncoderInputs
+from raycore.parts.adapters.scheduler import AdapterLimit
+from raycore.parts.drafts.scheduler.drafting import DraftPlanning
+from raycore.parts.drafts.scheduler.speculation import Speculation
+from raycore.parts.drafts.scheduler.worker_guesses import WorkerGuesses
+from raycore.parts.images.scheduler import EncoderInputs
 from raycore.scheduler.part import SchedulerPart
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.protocol import SchedulerProtocol
 from raycore.scheduler.scheduler import Scheduler
-from raycore.speculation.speculation import Speculation
-from raycore.speculation.worker_guesses import WorkerGuesses
 
 if TYPE_CHECKING:
-    from raycore.engine.kv_transfer import KVEvents
-    from raycore.kv_transfer.connector import SchedulerConnector
+    from raycore.parts.transfers.connectors.connector import SchedulerConnector
+    from raycore.parts.transfers.engine import KVEvents
 
 
 class Shared(NamedTuple):
@@ -82,11 +82,13 @@ def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
     if config.lora.enable_lora:
         yield AdapterLimit(config.lora.max_loras)
     if shared.connector is not None and config.kv_transfer_config is not None:
-        from raycore.scheduler.transfers import Transfers  # imported lazily, as below: few engines need it
+        from raycore.parts.transfers.scheduler.transfers import (
+            Transfers,  # imported lazily, as below: few engines need it
+        )
 
         yield Transfers(shared.connector, config.kv_transfer_config)
     if shared.kv_events is not None:
-        from raycore.scheduler.cache_events import CacheEvents
+        from raycore.parts.transfers.scheduler.cache_events import CacheEvents
 
         yield CacheEvents(shared.kv_events.events)
 

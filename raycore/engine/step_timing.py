@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from raycore.engine.part import EnginePart
 from raycore.messages import StepPlan
+from raycore.parts.drafts.scheduler.speculation import Speculation
 from raycore.scheduler.outputs import StepOutputs
-from raycore.speculation.speculation import Speculation
 
 
 class SpeculationTiming(EnginePart):

@@ -26,11 +26,11 @@ from raycore.fallback.networks import check_modules
 from raycore.fallback.plan import plan_of
 from raycore.fallback.self_test import SelfTest
 from raycore.fallback.trace import AttentionCall, Trace, Unsupported, trace
-from raycore.layers.lora import Adapters
 from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
-from raycore.parallel.experts import ExpertRanks
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.adapters.layers import Adapters
+from raycore.parts.experts.parallel import ExpertRanks
 from raycore.profile_session import ProfiledParts
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors

@@ -18,10 +18,10 @@ from raycore.fallback.linears import as_linear
 from raycore.fallback.plan import COLUMNS, EXPERTS, GATHERED, ROWS, SPLIT_ROWS, expert_part
 from raycore.layers.gate import gate_and_mul
 from raycore.layers.linear import Linear
-from raycore.layers.lora import Adapters
 from raycore.layers.operations import GatedLinear, Norm, Operations
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.adapters.layers import Adapters
 
 _GATES: tuple[Gate, ...] = ("silu", "gelu_tanh", "gelu", "relu2")
 _NUM_ROWS = 3

@@ -36,7 +36,7 @@ def identity_digest(root: bytes, identity: bytes) -> bytes:
 
     Args:
         root: the `root_digest` of the request's salt, or the `adapter_digest` of it.
-        identity: `raycore.kv_transfer.identity.Identity.digest`. Empty: nothing outlives the weights.
+        identity: `raycore.parts.transfers.connectors.identity.Identity.digest`. Empty: nothing outlives the weights.
     """
     if not identity:
         return root

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from raycore.layers.linear import Linear
 from raycore.layers.operations import GatedLinear, Operations
-from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
-from raycore.parallel.experts import ExpertRanks, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.moe_weights import ExpertWeights, MoeWeights, SharedExpertWeights
+from raycore.parts.experts.models import MoeSpec
+from raycore.parts.experts.parallel import ExpertRanks, SplitExperts
+from raycore.parts.experts.weights import ExpertWeights, MoeWeights, SharedExpertWeights
 
 
 class FeedForward(Protocol):

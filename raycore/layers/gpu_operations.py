@@ -10,15 +10,15 @@ from raycore.kernels.gates import has_kernels
 from raycore.kernels.gpu import experts, fp8, linear, rows
 from raycore.layers.linear import Linear
 from raycore.layers.operations import Norm, Operations
-from raycore.layers.routed_experts import RoutedExperts
-from raycore.layers.router import TorchRouter
-from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.experts.layers.routed_experts import RoutedExperts
+from raycore.parts.experts.layers.router import TorchRouter
+from raycore.parts.experts.models import MoeSpec
+from raycore.parts.experts.weights import ExpertWeights, MoeWeights
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.moe_weights import ExpertWeights, MoeWeights
 from raycore.weights.weight import Weight
 
 

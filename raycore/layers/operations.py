@@ -28,15 +28,15 @@ from raycore.layers.linear import (
     make_linear,
 )
 from raycore.layers.norm import AddLayerNorm, GroupNorm, LayerNorm, RMSNorm, WidthNorm
-from raycore.layers.routed_experts import RoutedExperts, TorchExperts
 from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread, row_by_row
-from raycore.models.moe import MoeSpec
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.experts.layers.routed_experts import RoutedExperts, TorchExperts
+from raycore.parts.experts.models import MoeSpec
+from raycore.parts.experts.weights import MoeWeights
 from raycore.weights.fp8_weight import Fp8Weight, quantize_rows
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.moe_weights import MoeWeights
 from raycore.weights.weight import Weight
 
 

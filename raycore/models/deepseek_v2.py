@@ -5,8 +5,8 @@ from __future__ import annotations
 from raycore.json_fields import JsonFields
 from raycore.models.deepseek_v3 import latent_config, latent_parts
 from raycore.models.family import DEFAULTS, Family
-from raycore.models.moe import ExpertChoice, check_groups, sparse_after
 from raycore.models.spec import Parts
+from raycore.parts.experts.models import ExpertChoice, check_groups, sparse_after
 
 _DEFAULTS = {
     **DEFAULTS,

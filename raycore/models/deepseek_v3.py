@@ -7,7 +7,9 @@ from typing import Any
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.mixers.latent import latent_heads, latent_scale
-from raycore.models.moe import (
+from raycore.models.rotation import parse_rotation
+from raycore.models.spec import Parts
+from raycore.parts.experts.models import (
     ExpertChoice,
     MoeSpec,
     SharedExperts,
@@ -16,8 +18,6 @@ from raycore.models.moe import (
     num_experts,
     sparse_after,
 )
-from raycore.models.rotation import parse_rotation
-from raycore.models.spec import Parts
 
 _DEFAULTS = {
     **DEFAULTS,

@@ -13,7 +13,9 @@ from raycore.json_fields import JsonFields
 from raycore.models.bert import BERT, ROBERTA, XLM_ROBERTA
 from raycore.models.family import Family
 from raycore.models.modernbert import MODERNBERT
-from raycore.models.pooling import (
+from raycore.models.spec import ModelSpec
+from raycore.parts.pooling.models.forms import PoolingChoice, as_chosen, class_activation, labels_of
+from raycore.parts.pooling.models.pooling import (
     ActivationName,
     HeadActivation,
     HeadLinear,
@@ -23,8 +25,6 @@ from raycore.models.pooling import (
     PoolingSpec,
     SequencePooling,
 )
-from raycore.models.pooling_forms import PoolingChoice, as_chosen, class_activation, labels_of
-from raycore.models.spec import ModelSpec
 
 ENCODERS: Mapping[str, Family] = {
     "Bert": BERT,

@@ -14,7 +14,7 @@ from raycore.errors import InvalidConfig
 from raycore.json_fields import JsonFields
 from raycore.models.rotation import Rotation, parse_rotation
 from raycore.models.spec import Gate, Parts
-from raycore.models.vision import VisionSpec
+from raycore.parts.images.models import VisionSpec
 from raycore.plugins import MODELS, find_plugin, plugin_failure, plugin_names
 
 _GATES: Mapping[str, Gate] = {

@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
-from raycore.models.moe import MoeSpec, SharedExperts, grouped_sigmoid_router, num_chosen, num_experts, sparse_after
 from raycore.models.spec import Parts
+from raycore.parts.experts.models import (
+    MoeSpec,
+    SharedExperts,
+    grouped_sigmoid_router,
+    num_chosen,
+    num_experts,
+    sparse_after,
+)
 
 _DEFAULTS = {
     **DEFAULTS,

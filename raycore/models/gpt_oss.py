@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts, windows_by_type
-from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts
 from raycore.models.spec import ClampedSwiglu, Parts
+from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts
 
 _DEFAULTS = {
     **DEFAULTS,

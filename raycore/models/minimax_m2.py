@@ -6,9 +6,9 @@ import msgspec
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
-from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts
 from raycore.models.rotation import Rotation, parse_rotation
 from raycore.models.spec import Parts
+from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts
 
 _DEFAULTS = {
     **DEFAULTS,

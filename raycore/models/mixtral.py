@@ -5,8 +5,8 @@ from __future__ import annotations
 from raycore.json_fields import JsonFields
 from raycore.models.family import Family, plain_parts, same_window
 from raycore.models.mistral import MISTRAL_DEFAULTS
-from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts, sparse_layers
 from raycore.models.spec import Parts
+from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts, sparse_layers
 
 _DEFAULTS = {
     **MISTRAL_DEFAULTS,

@@ -21,7 +21,7 @@ from raycore.models.qwen3 import QWEN3
 from raycore.models.qwen3_next import QWEN3_5, QWEN3_5_MOE
 from raycore.models.rotation import with_axes
 from raycore.models.spec import Parts, Roots
-from raycore.models.vision import gemma3_vision, qwen2_5_vision, qwen3_vision
+from raycore.parts.images.models import gemma3_vision, qwen2_5_vision, qwen3_vision
 
 _ROOTS = Roots("language_model.model.", "language_model.lm_head")
 _OTHER_ROOTS = [Roots("model.language_model.", "lm_head")]

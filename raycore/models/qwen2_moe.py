@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts, windows_by_type
-from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, SharedExperts, num_chosen, num_experts, sparse_layers
 from raycore.models.spec import Parts
+from raycore.parts.experts.models import (
+    ExpertChoice,
+    ExpertNames,
+    MoeSpec,
+    SharedExperts,
+    num_chosen,
+    num_experts,
+    sparse_layers,
+)
 
 _DEFAULTS = {
     **DEFAULTS,

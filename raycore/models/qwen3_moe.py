@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import Family, plain_parts, same_window
-from raycore.models.moe import ExpertChoice, MoeSpec, num_chosen, num_experts, sparse_layers
 from raycore.models.qwen2 import QWEN2_DEFAULTS
 from raycore.models.spec import Parts
+from raycore.parts.experts.models import ExpertChoice, MoeSpec, num_chosen, num_experts, sparse_layers
 
 _DEFAULTS = {
     **QWEN2_DEFAULTS,

@@ -11,8 +11,16 @@ from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.state import state_layers
-from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, SharedExperts, num_chosen, num_experts, sparse_layers
 from raycore.models.spec import Parts
+from raycore.parts.experts.models import (
+    ExpertChoice,
+    ExpertNames,
+    MoeSpec,
+    SharedExperts,
+    num_chosen,
+    num_experts,
+    sparse_layers,
+)
 
 _DEFAULTS = {
     **DEFAULTS,

@@ -58,7 +58,7 @@ from raycore.models.seed_oss import SEED_OSS
 from raycore.models.smollm3 import SMOLLM3
 from raycore.models.spec import CheckpointDType, ModelSpec, Parts
 from raycore.models.vaultgemma import VAULTGEMMA
-from raycore.models.vision import without_vision
+from raycore.parts.images.models import without_vision
 
 FAMILIES: Mapping[str, Family] = {
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,

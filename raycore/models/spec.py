@@ -26,12 +26,12 @@ from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.kinds import StateSpec, attention_of, kinds_of, mixers_of
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.spec import MixerSpec, Refusable
-from raycore.models.moe import MoeSpec
-from raycore.models.pooling import PoolingSpec
 from raycore.models.quantization import Quantization
 from raycore.models.rotation import Rotation
 from raycore.models.rows import Rows, divided, whole
-from raycore.models.vision import VisionSpec
+from raycore.parts.experts.models import MoeSpec
+from raycore.parts.images.models import VisionSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 
 CheckpointDType = Literal["float32", "bfloat16", "float16"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.decoder.network import RunLayer
-from raycore.layers.lora import AdapterRows
+from raycore.parts.adapters.layers import AdapterRows
 from raycore.runner.decode_graphs import DecodeGraphs
 from raycore.step.device_batch import StepTensors
 

@@ -17,10 +17,10 @@ from raycore.attention.spec import Attention
 from raycore.decoder.network import NO_TAPS, Network
 from raycore.hooks import overridden
 from raycore.messages import StepPlan, StepResult
-from raycore.parallel.experts import ExpertParallel
+from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafting
+from raycore.parts.experts.parallel import ExpertParallel
 from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ONE_THREAD, ComputeThreads
-from raycore.runner.drafting.drafter import NO_DRAFTS, Drafting
 from raycore.runner.execution import BY_OPERATION, StepExecution
 from raycore.runner.heads import Head
 from raycore.runner.launched_step import LaunchedStep

@@ -13,11 +13,11 @@ from torch import Tensor
 from raycore.decoder.network import NO_TAPS, Network, Taps
 from raycore.messages import StepPlan, StepResult
 from raycore.parallel.links import Link
+from raycore.parts.images.runner import StepImages
 from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.part import RunnerPart
 from raycore.runner.rows import ALL_ROWS, StepRows
-from raycore.runner.step_images import StepImages
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import DeviceBatch, StepTensors
 

@@ -15,8 +15,8 @@ from collections.abc import Collection
 import torch
 
 from raycore.class_paths import import_path
-from raycore.models.pooling import PoolingSpec
 from raycore.models.spec import ModelSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.sampling.logits import max_penalty_bytes
 from raycore.sampling.sampler import rows_at_a_time
 from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES, MixerMemory, StepLimits

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from raycore.decoder.network import Network
-from raycore.layers.lora import AdapterRows
 from raycore.messages import StepPlan, StepResult
-from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.returned_tokens import TokenReceiver
+from raycore.parts.adapters.layers import AdapterRows
+from raycore.parts.experts.parallel import ExpertParallel
 from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.heads import Head

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.errors import InvalidRequest
-from raycore.grammar.compiler import GrammarCompiler
-from raycore.grammar.matcher import TokenMatcher
 from raycore.messages import ThinkingLimit
-from raycore.sampling.thinking import forced_token, replayed_token
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
+from raycore.parts.constraints.grammar.matcher import TokenMatcher
+from raycore.parts.constraints.sampling import forced_token, replayed_token
 from raycore.sampling_params import SamplingParams
 from raycore.step.copies import to_device, to_device_together
 from raycore.step.device_batch import DeviceBatch

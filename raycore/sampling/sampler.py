@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.config.model import LogprobsMode
-from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import ThinkingLimit
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.sampling import keyed_random
 from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.logits import LogitsRules

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Protocol
 from raycore.cache_layout import CacheLayout
 from raycore.class_paths import import_class
 from raycore.config import CacheConfig, SchedulerConfig
-from raycore.config.multimodal import EncoderLimits
 from raycore.config.states import StateRows
 from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
+from raycore.parts.drafts.scheduler.speculation import Speculation
+from raycore.parts.images.config import EncoderLimits
 from raycore.plugins import SCHEDULERS
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.scheduler import Scheduler
-from raycore.speculation.speculation import Speculation
 
 if TYPE_CHECKING:
-    from raycore.config.kv_transfer import KVTransferConfig
-    from raycore.kv_transfer.connector import SchedulerConnector
-    from raycore.kv_transfer.events import KVCacheEvent
+    from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
+    from raycore.parts.transfers.connectors.connector import SchedulerConnector
+    from raycore.parts.transfers.connectors.events import KVCacheEvent
 
 
 class SchedulerProtocol(Protocol):
@@ -129,7 +129,7 @@ class SchedulerProtocol(Protocol):
         ...
 
     def take_identity(self, identity: bytes) -> None:
-        """Note what the workers' results are known by from now on: see `raycore.kv_transfer.identity`.
+        """Note what the workers' results are known by from now on: see `raycore.parts.transfers.connectors.identity`.
 
         Requests that begin find only blocks and embeddings of the same identity. None runs now.
         """

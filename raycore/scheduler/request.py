@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.cache_layout import CacheLayout
-from raycore.config.multimodal import EncoderLimits
 from raycore.errors import InvalidRequest, RequestTooLarge
 from raycore.kvcache.prefix_cache import ROOT_DIGEST, adapter_digest, extend_digests, identity_digest, root_digest
 from raycore.messages import NO_ADAPTER, EngineInfo, EngineRequest, Feature, FeatureData, NewRequest, ThinkingLimit
+from raycore.parts.images.config import EncoderLimits
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RepetitionDetectionParams, SamplingParams
 

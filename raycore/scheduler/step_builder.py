@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from raycore.kvcache.block_table import BlockTable
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
+from raycore.parts.drafts.scheduler.drafts import NO_DRAFTS, Drafts
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import Batch, SlotTable
-from raycore.speculation.drafts import NO_DRAFTS, Drafts
 
 _EntryT = TypeVar("_EntryT")
 _End = tuple[Request, str, int | str | None]

@@ -11,11 +11,11 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.options import check_options, settings_of
 from raycore.config.ray_llm import take, with_resources
 from raycore.config.vllm_table import without_vllm_options
 from raycore.errors import InvalidConfig
 from raycore.json_fields import shortened
+from raycore.options.declared import check_options, settings_of
 from raycore.server.options import SERVER_OPTIONS
 
 _MAX_LORAS = 1024

@@ -22,8 +22,8 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from raycore.parts.adapters.serve import adapter_names
 from raycore.ray_api import FromDriversCopy
-from raycore.serve.adapters import adapter_names
 from raycore.serve.http_calls import HttpCall, ResponseStart
 from raycore.server.endpoints import Endpoint, Rule, path_of, paths_with
 from raycore.server.error_bodies import error_body

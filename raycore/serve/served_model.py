@@ -14,10 +14,10 @@ from fastapi import FastAPI
 from ray import serve
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from raycore.client.adapter_checks import AdapterChecks
 from raycore.errors import InvalidInput
 from raycore.llm import AsyncLLM
-from raycore.serve.adapters import DynamicAdapters
+from raycore.parts.adapters.client import AdapterChecks
+from raycore.parts.adapters.serve import DynamicAdapters
 from raycore.serve.autoscaling import QUEUED_TOKENS
 from raycore.serve.config import Arguments
 from raycore.serve.http_calls import HttpCall, ResponseStart, respond

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from raycore.extras import needing
 
 if TYPE_CHECKING:
-    from raycore.server.adapters import load_adapters
+    from raycore.parts.adapters.server.adapters import load_adapters
     from raycore.server.app import build_app
     from raycore.server.options import ServerOptions
 
 _HOMES = {
     "ServerOptions": "raycore.server.options",
     "build_app": "raycore.server.app",
-    "load_adapters": "raycore.server.adapters",
+    "load_adapters": "raycore.parts.adapters.server.adapters",
 }
 
 __all__ = ["ServerOptions", "build_app", "load_adapters"]

@@ -24,7 +24,7 @@ from starlette.responses import Response
 from raycore.control.calls import AsyncCalls, EngineCalls
 from raycore.errors import PlacementShortage
 from raycore.node.versions import hardware, versions
-from raycore.server.adapters import LoadsAdapters
+from raycore.parts.adapters.server.adapters import LoadsAdapters
 from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError
 from raycore.server.generation import ServingEngine

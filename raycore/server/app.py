@@ -19,11 +19,12 @@ from starlette.responses import Response
 
 from raycore.client.request_log import RequestLog
 from raycore.errors import InvalidConfig, RaycoreError
-from raycore.server.adapters import AdapterSource
+from raycore.parts.adapters.server.adapters import AdapterSource
+from raycore.parts.images.server import has_images
+from raycore.parts.weights.server import add_weight_endpoints
 from raycore.server.added_middleware import add_middleware
 from raycore.server.admin import add_adapter_endpoints, add_admin_endpoints, add_fleet_endpoints
 from raycore.server.chat.chat import Chat
-from raycore.server.chat.images import has_images
 from raycore.server.chat.prompt import prompt_ids
 from raycore.server.completions import Completion
 from raycore.server.endpoints import Endpoint
@@ -73,7 +74,6 @@ from raycore.server.route_index import RouteIndex
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft, EventStream, unless_client_leaves
 from raycore.server.token_api.app import add_token_endpoints
 from raycore.server.unknown_paths import unknown_path, wrong_method
-from raycore.server.weight_endpoints import add_weight_endpoints
 from raycore.text.tokenizer_files import read_tokenizer_files
 
 logger = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ def build_app(
             response_store = MemoryStore(options.max_stored_responses, options.max_stored_response_bytes)
         add_responses(app, engine, options, models, response_store, in_progress)
     else:
-        from raycore.server.pooling.app import add_pooling  # only for models that pool
+        from raycore.parts.pooling.server.app import add_pooling  # only for models that pool
 
         add_pooling(app, engine, options, models)
     refuse_others(app, engine.pooling_spec, options)

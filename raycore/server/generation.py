@@ -19,12 +19,12 @@ from raycore.errors import InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.messages import Feature, FeatureData
 from raycore.metrics.view import MetricsView
-from raycore.models.pooling import PoolingSpec
 from raycore.outputs import CompletionOutput, RequestOutput, SampleLogprobs, WeightVersionSpan
+from raycore.parts.constraints.server import named
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.beams import beam_params
-from raycore.server.constraints import named
 from raycore.server.positions import OutputPieces
 from raycore.server.protocol import SamplingRequest
 from raycore.text.tokenizer import Tokenizer

@@ -8,9 +8,9 @@ from typing import Annotated, Any, cast
 
 import msgspec
 
-from raycore.config.options import option, options_of
 from raycore.errors import InvalidConfig
 from raycore.json_fields import shortened
+from raycore.options.declared import option, options_of
 
 
 def texts(given: str | Sequence[str]) -> Sequence[str]:

@@ -8,7 +8,7 @@ import msgspec
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.server.batch.files import NOT_JSON
 from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError

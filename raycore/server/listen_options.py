@@ -12,8 +12,8 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from raycore.config.options import option, options_of
 from raycore.errors import InvalidConfig
+from raycore.options.declared import option, options_of
 
 
 def _paths(paths: str | Sequence[str]) -> Sequence[str]:

@@ -7,8 +7,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from raycore.config.options import option, options_of
 from raycore.errors import InvalidConfig
+from raycore.options.declared import option, options_of
 
 
 class LogOptions(msgspec.Struct, frozen=True):

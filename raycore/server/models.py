@@ -8,7 +8,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from raycore.lora.request import LoRARequest
-from raycore.server.adapters import OfferedAdapter
+from raycore.parts.adapters.server.adapters import OfferedAdapter
 from raycore.server.errors import APIError
 
 _MAX_NAMED = 20

@@ -1,6 +1,6 @@
 """Options of a server. Flags have vLLM's names.
 
-Each option is declared once, by an `option(...)` at its field: see `raycore.config.options`. This module imports
+Each option is declared once, by an `option(...)` at its field: see `raycore.options.declared`. This module imports
 little, because even `raycore --help` imports it.
 """
 
@@ -16,10 +16,10 @@ import msgspec
 from msgspec import Meta
 
 from raycore import plugins
-from raycore.config.options import check_options, json_object, option, options_of, settings_of
-from raycore.config.vllm_options import VllmOption, without_effect
 from raycore.errors import InvalidConfig
 from raycore.json_fields import shortened
+from raycore.options.declared import check_options, json_object, option, options_of, settings_of
+from raycore.options.vllm_options import VllmOption, without_effect
 from raycore.plain_errors import unsupported_value
 from raycore.server.http_options import HTTP_OPTIONS, HttpOptions
 from raycore.server.log_options import LOG_OPTIONS, LogOptions

@@ -23,8 +23,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from raycore.config.numbers import MAX_SECONDS
 from raycore.config.parallel import MAX_RANKS
+from raycore.options.numbers import MAX_SECONDS
 from raycore.server.ignored_fields import ignore
 
 INT64_MAX = 2**63 - 1

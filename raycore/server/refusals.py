@@ -8,7 +8,7 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.routing import Route
 
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.server.endpoints import Endpoint, Rule, endpoints_with
 from raycore.server.errors import APIError
 from raycore.server.options import ServerOptions

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from raycore.errors import InvalidRequest
+from raycore.parts.constraints.server import structured_outputs
+from raycore.parts.images.server import has_images
 from raycore.sampling_params import MAX_SEED, RepetitionDetectionParams, SamplingParams, json_like
 from raycore.server.beams import shell_params
-from raycore.server.chat.images import has_images
-from raycore.server.constraints import structured_outputs
 from raycore.server.errors import APIError, as_api_error, unsupported
 from raycore.server.ignored_fields import ignore
 from raycore.server.options import ServerOptions

@@ -24,14 +24,14 @@ from ray import serve
 
 from placement.topology import read_cluster
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.options import check_options
-from raycore.config.structured_outputs import parsers_of
 from raycore.config.vllm_table import VLLM_OPTIONS, without_vllm_options
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidConfig
 from raycore.llm import AsyncLLM
+from raycore.options.declared import check_options
+from raycore.parts.adapters.server.adapters import OfferedAdapters, check_adapters, load_adapters
+from raycore.parts.constraints.config.structured_outputs import parsers_of
 from raycore.ray_api import FromDriversCopy, is_connected
-from raycore.server.adapters import OfferedAdapters, check_adapters, load_adapters
 from raycore.server.app import build_app
 from raycore.server.options import (
     SERVER_OPTIONS,

@@ -35,9 +35,9 @@ from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
 from raycore.client.watchers import Note, Watcher
 from raycore.outputs import RequestOutput
+from raycore.parts.adapters.server.adapters import AdapterSource
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
-from raycore.server.adapters import AdapterSource
 from raycore.server.app import build_app
 from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.generation import ServingEngine

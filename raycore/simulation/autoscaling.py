@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
-from raycore.config.options import settings_of
 from raycore.errors import InvalidConfig
+from raycore.options.declared import settings_of
 from raycore.serve.autoscaling import QUEUED_TOKENS, QueuedTokensPolicy
 
 TICK_S = 1.0

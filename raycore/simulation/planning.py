@@ -11,8 +11,8 @@ import msgspec
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import ENGINE_OPTIONS, EngineConfig, resolve
-from raycore.config.options import suggestion
 from raycore.errors import InvalidConfig, InvalidInput
+from raycore.options.declared import suggestion
 from raycore.simulation.autoscaling import AutoscalingOptions
 from raycore.simulation.deployment import Deployment, Kill, Plan
 from raycore.simulation.outcome import Outcome

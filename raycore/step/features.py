@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.messages import Feature, NewRequest, StepPlan
-from raycore.models.vision import VisionSpec
+from raycore.parts.images.models import VisionSpec
 
 Ints = NDArray[np.int64]
 

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from raycore.errors import InvalidCheckpoint
-from raycore.models.moe import MXFP4_NUMBERS
 from raycore.models.quantization import Quantization, WeightScheme, stored_scheme
+from raycore.parts.experts.models import MXFP4_NUMBERS
+from raycore.parts.experts.weights import Part
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fp8_weight import FP8, Fp8Weight
 from raycore.weights.gathered import GatheredRows
 from raycore.weights.gguf_slice import GgufSlice
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
-from raycore.weights.moe_weights import Part
 from raycore.weights.mxfp4 import read_mxfp4
 from raycore.weights.packed_weight import NUMBERS_AT_A_TIME, PackedWeight
 from raycore.weights.quantized import read_packed

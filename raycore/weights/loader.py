@@ -25,6 +25,7 @@ from raycore.models.linears import FusedLinear, dense_linears
 from raycore.models.mixers.spec import MixerSpec, MixerTensor
 from raycore.models.quantization import WeightScheme, stored_scheme
 from raycore.models.rows import Rows
+from raycore.parts.experts.weights import Fill, MoeLayout, MoeWeights, Part
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.fp8_weight import Fp8Weight
@@ -32,7 +33,6 @@ from raycore.weights.gathered import GatheredRows
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.mixer_weights import MixerWeights
-from raycore.weights.moe_weights import Fill, MoeLayout, MoeWeights, Part
 from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
 from raycore.weights.weight import Weight
@@ -222,7 +222,7 @@ class RankLayout:
         )
 
     def _vision(self) -> dict[str, torch.Tensor]:
-        from raycore.weights.vision_weights import vision_weights  # imported lazily: most models have none
+        from raycore.parts.images.weights import vision_weights  # imported lazily: most models have none
 
         assert self._spec.vision is not None
         return vision_weights(self._share, self._spec.vision, self._fill)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES
 from raycore.models.quantization import MXFP4_GROUP
+from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.packed_weight import PackedWeight
 

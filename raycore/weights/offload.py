@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from raycore.errors import RaycoreError
-from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.experts.parallel import ExpertParallel
 from raycore.weights.object_parts import named_parts
 
 SHARED = (TensorParallel, ExpertParallel)

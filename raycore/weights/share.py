@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from raycore.checkpoint.stages import Stage
-from raycore.models.moe import ExpertShare
 from raycore.models.quantization import WeightScheme
 from raycore.models.spec import ModelSpec
+from raycore.parts.experts.models import ExpertShare
 from raycore.weights.linear_formats import CONVERTED, LinearFormats
 
 _CPU = torch.device("cpu")

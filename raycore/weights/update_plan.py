@@ -16,10 +16,10 @@ import torch
 
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.errors import InvalidCheckpoint
-from raycore.models.moe import MXFP4_NUMBERS, MXFP4_SCALES, first_experts, has_stacked_experts
 from raycore.models.quantization import stored_scheme
 from raycore.models.spec import ModelSpec
-from raycore.weights.moe_weights import Fill, Part
+from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES, first_experts, has_stacked_experts
+from raycore.parts.experts.weights import Fill, Part
 from raycore.weights.share import WeightShare
 from raycore.weights.weight import Weight
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from raycore.config import EngineConfig
-from raycore.grammar.compiler import GrammarCompiler
 from raycore.hooks import overridden
 from raycore.messages import StepPlan
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.memory_sizes import MemorySizes
 from raycore.worker.part import WorkerPart
@@ -16,7 +16,7 @@ from raycore.worker.rank import WorkerRank
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from raycore.parallel.experts import ExpertParallel
+    from raycore.parts.experts.parallel import ExpertParallel
     from raycore.runner.runner import ModelRunner
     from raycore.worker.setup import WorkerSetup
     from raycore.worker.worker_model import WorkerModel

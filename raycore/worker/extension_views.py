@@ -8,7 +8,7 @@ import torch
 
 if TYPE_CHECKING:
     from raycore.config import EngineConfig
-    from raycore.worker.weight_update import NamedTensors
+    from raycore.parts.weights.worker.update import NamedTensors
 
 
 class ModelConfigView(NamedTuple):

@@ -10,15 +10,15 @@ from raycore.errors import InvalidConfig
 from raycore.parallel.context_parallel import ContextParallel
 from raycore.parallel.default_group import DefaultGroup
 from raycore.parallel.divided_rows import DividedRows
-from raycore.parallel.experts import ExpertParallel
 from raycore.parallel.links import Link
 from raycore.parallel.meeting import Meeting, PeerFailed
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.worker.expert_moves import plan_moves
+from raycore.parts.experts.parallel import ExpertParallel
+from raycore.parts.experts.worker.exchange import WeightExchange
+from raycore.parts.experts.worker.moves import plan_moves
 from raycore.worker.rank import Regrouping, WorkerRank
 from raycore.worker.setup import WorkerSetup
-from raycore.worker.weight_exchange import WeightExchange
 
 _TELL_S = 5.0
 """How long, in seconds, a worker that fails tries to reach others that it hasn't met."""

@@ -1,6 +1,7 @@
 """What the bytes mean that a worker keeps elsewhere, as a text that is another one where they would be others.
 
-These are the workers' parts of keys. The names of blocks and images have the rest: `raycore.kv_transfer.identity`.
+These are the workers' parts of keys. The names of blocks and images have the rest: see
+`raycore.parts.transfers.connectors.identity`.
 """
 
 from __future__ import annotations

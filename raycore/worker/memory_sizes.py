@@ -10,13 +10,13 @@ import torch
 from raycore.cache_layout import CacheLayout, WorkerCacheSpec
 from raycore.errors import InvalidConfig
 from raycore.node import resources as host
+from raycore.parts.adapters.weights import largest_lora_bytes
+from raycore.parts.drafts.worker import DraftWorker
 from raycore.runner.step_memory import step_bytes
 from raycore.step.memory import StepLimits
 from raycore.weights.loader import empty_decoder_weights
-from raycore.weights.lora_weights import largest_lora_bytes
 from raycore.weights.named import named_weights
 from raycore.worker.cache_specs import expected_layout, worker_cache_spec
-from raycore.worker.draft_worker import DraftWorker
 from raycore.worker.gpu_memory import MemoryUse
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.states import worker_state_bytes
@@ -74,7 +74,10 @@ class MemorySizes:
             # and the values that they are made of, one feature after the other
             values = limits.max_feature_tokens * 2 * torch.float32.itemsize
             return spec.hidden_size * (limits.cache_size * self.setup.dtype.itemsize + values)
-        from raycore.vision.memory import encoder_bytes, kept_bytes  # imported lazily: most models see no images
+        from raycore.parts.images.vision.memory import (  # imported lazily: most models see no images
+            encoder_bytes,
+            kept_bytes,
+        )
 
         dtype = self.setup.dtype
         return kept_bytes(vision, limits.cache_size, dtype) + encoder_bytes(vision, limits.max_feature_tokens, dtype)

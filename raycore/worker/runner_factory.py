@@ -14,8 +14,9 @@ from raycore.config.logits_processors import processor_classes
 from raycore.decoder.network import FollowsPlans
 from raycore.errors import InvalidConfig
 from raycore.parallel.returned_tokens import TokenReceiver
+from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafting
+from raycore.parts.images.runner import StepImages
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
-from raycore.runner.drafting.drafter import NO_DRAFTS, Drafting
 from raycore.runner.execution import BY_OPERATION, GraphedSteps, StepExecution
 from raycore.runner.heads import Head, NextStage
 from raycore.runner.part import PlanFollower, RunnerPart
@@ -24,7 +25,6 @@ from raycore.runner.rows import ALL_ROWS, StepRows
 from raycore.runner.runner import ModelRunner
 from raycore.runner.sampling_head import SamplingHead, also_sent, own_tokens
 from raycore.runner.sources import Source, StageBefore, Tokens, TokensWithImages
-from raycore.runner.step_images import StepImages
 from raycore.runner.step_parts import AdaptedRows, ReturnedTokens
 from raycore.sampling.sampler import Sampler
 from raycore.state.state_layers import StateLayers
@@ -39,8 +39,8 @@ from raycore.worker.states import make_state_layers
 from raycore.worker.worker_model import WorkerModel
 
 if TYPE_CHECKING:
-    from raycore.config.ec_transfer import ECTransferConfig
-    from raycore.kv_transfer.embeddings import EmbeddingStore
+    from raycore.parts.transfers.config.ec_transfer import ECTransferConfig
+    from raycore.parts.transfers.connectors.embeddings import EmbeddingStore
     from raycore.sampling.processor_batch import ProcessorBatch
 
 
@@ -132,8 +132,8 @@ def _make_processors(setup: WorkerSetup) -> ProcessorBatch:
 
 def _make_pooling(setup: WorkerSetup, model: WorkerModel, batch: DeviceBatch) -> Head:
     # imported lazily: models that generate don't need it
-    from raycore.pooling.pooler import Pooler
-    from raycore.runner.pooling_head import PoolingHead
+    from raycore.parts.pooling.layers.pooler import Pooler
+    from raycore.parts.pooling.runner import PoolingHead
 
     config, spec = setup.config, setup.config.model.spec.pooling
     assert spec is not None, "the model pools"
@@ -166,7 +166,7 @@ def _make_images(setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups) -
         return PromptEmbeddings(multiplier, setup.dtype, setup.device)
     if vision is None or built is None:
         return None
-    from raycore.vision.images import Images  # imported lazily: most models have none
+    from raycore.parts.images.vision.images import Images  # imported lazily: most models have none
 
     store = None if setup.config.ec_transfer_config is None else _make_store(setup, setup.config.ec_transfer_config)
     return Images(vision, built.tower, built.num_weights, setup.dtype, setup.device, store, groups.ranks)
@@ -174,7 +174,7 @@ def _make_images(setup: WorkerSetup, model: WorkerModel, groups: WorkerGroups) -
 
 def _make_store(setup: WorkerSetup, config: ECTransferConfig) -> EmbeddingStore:
     """Return where embeddings of images are kept besides."""
-    from raycore.kv_transfer.embeddings import store_class  # imported lazily: few engines need it
+    from raycore.parts.transfers.connectors.embeddings import store_class  # imported lazily: few engines need it
 
     rank = setup.rank
     return store_class(config)(config, embeddings_of(setup), writes_files=rank.tp_rank == rank.pcp_rank == 0)

@@ -15,10 +15,10 @@ from raycore.config.checks import check_context_device
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as kernels
 from raycore.messages import Computation
-from raycore.models.moe import ExpertShare
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
 from raycore.node.versions import hardware
+from raycore.parts.experts.models import ExpertShare
 from raycore.weights.linear_formats import LinearFormats
 from raycore.weights.share import WeightShare
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend

@@ -25,24 +25,24 @@ from raycore.errors import InvalidInput
 from raycore.messages import Computation, StepPlan, StepResult
 from raycore.node import resources as host
 from raycore.node.versions import warn_if_untested
+from raycore.parts.adapters.worker import AdapterReader
+from raycore.parts.constraints.worker import GrammarPreparation
+from raycore.parts.experts.worker.regrouping import ExpertRegrouping
+from raycore.parts.transfers.worker import WorkerTransfers
+from raycore.parts.weights.worker.in_place import weight_tensors
+from raycore.parts.weights.worker.reads import LEAST_BYTES, bytes_of_step, read_rate
+from raycore.parts.weights.worker.updates import WorkerWeightUpdates
 from raycore.pending import Pending
-from raycore.worker.adapter_reader import AdapterReader
 from raycore.worker.core import NoRunner, WorkerCore, WorkerHooks
 from raycore.worker.extension_views import ModelConfigView, ModelRunnerView, ModelView
 from raycore.worker.failures import fails_together
-from raycore.worker.grammar_preparation import GrammarPreparation
-from raycore.worker.in_place import weight_tensors
 from raycore.worker.part import WorkerPart, has_parts
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank
-from raycore.worker.regrouping import ExpertRegrouping
 from raycore.worker.runner_factory import make_runner
 from raycore.worker.setup import gpu_id, set_up
 from raycore.worker.steps import Unreported, WorkerTimes
-from raycore.worker.transfers import WorkerTransfers
 from raycore.worker.warm_up import warm_up_plans
-from raycore.worker.weight_reads import LEAST_BYTES, bytes_of_step, read_rate
-from raycore.worker.weight_updates import WorkerWeightUpdates
 from raycore.worker.worker_model import WorkerModel
 from raycore.worker.worker_profile import WorkerProfiler
 from raycore.worker.worker_weights import WorkerWeights

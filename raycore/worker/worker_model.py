@@ -16,29 +16,29 @@ from raycore.config import ModelConfig
 from raycore.decoder.decoder import Decoder
 from raycore.decoder.network import Network
 from raycore.layers.linear import Linear
-from raycore.layers.lora import Adapters, LinearKey, can_be_native
 from raycore.layers.operations import Operations, check_tiles
 from raycore.layers.rows import TILE_ROWS
-from raycore.models.moe import ExpertShare
 from raycore.models.spec import ModelSpec
-from raycore.parallel.experts import SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.adapters.layers import Adapters, LinearKey, can_be_native
+from raycore.parts.drafts.worker import DraftWorker
+from raycore.parts.experts.models import ExpertShare
+from raycore.parts.experts.parallel import SplitExperts
+from raycore.parts.experts.worker.exchange import WeightExchange
+from raycore.parts.images.weights import VisionWeights
+from raycore.parts.weights.worker.in_place import weight_tensors
 from raycore.plugins import MODELS
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.weights.loader import DecoderWeights
 from raycore.weights.offload import OffloadedTensors, tensors_of
-from raycore.weights.vision_weights import VisionWeights
-from raycore.worker.draft_worker import DraftWorker
 from raycore.worker.groups import WorkerGroups
-from raycore.worker.in_place import weight_tensors
 from raycore.worker.setup import WorkerSetup
-from raycore.worker.weight_exchange import WeightExchange
 
 if TYPE_CHECKING:
-    from raycore.vision.tower import Tower
+    from raycore.parts.images.vision.tower import Tower
 
 if TYPE_CHECKING:
-    from raycore.pooling.heads import Heads
+    from raycore.parts.pooling.layers.heads import Heads
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +197,10 @@ class WorkerModel:
 
 
 def _make_heads(model: ModelConfig, device: torch.device) -> Heads:
-    from raycore.pooling.heads import load_heads, random_heads  # imported lazily: models that generate don't need them
+    from raycore.parts.pooling.layers.heads import (  # imported lazily: models that generate don't need them
+        load_heads,
+        random_heads,
+    )
 
     spec = model.spec
     assert spec.pooling is not None, "the model pools"
@@ -209,7 +212,7 @@ def _make_heads(model: ModelConfig, device: torch.device) -> Heads:
 def _build_tower(
     spec: ModelSpec, weights: dict[str, torch.Tensor], operations: Operations, ranks: TensorParallel
 ) -> BuiltTower:
-    from raycore.vision.tower import make_tower  # imported lazily: most models have none
+    from raycore.parts.images.vision.tower import make_tower  # imported lazily: most models have none
 
     assert spec.vision is not None
     num_weights = sum(each.numel() for each in weights.values() if each.dim() > 1)

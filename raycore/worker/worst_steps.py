@@ -6,7 +6,7 @@ import numpy as np
 
 from raycore.config import EngineConfig, SchedulerConfig
 from raycore.messages import NO_STATE, NewRequest, StatePlan, StepPlan, StepTokens
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.runner.runner import ModelRunner
 from raycore.sampling_params import SamplingParams

@@ -16,11 +16,11 @@ from common import let_processes_import
 from numpy.typing import NDArray
 
 from raycore import AsyncLLM
-from raycore.kv_transfer.peers.connector import DisaggregationConnector, PeersConnector
-from raycore.kv_transfer.peers.server import BlockServer
-from raycore.kv_transfer.peers.wire import Broken
-from raycore.kv_transfer.peers.worker_side import PeersWorker
-from raycore.worker.transfers import WorkerTransfers
+from raycore.parts.transfers.connectors.peers.connector import DisaggregationConnector, PeersConnector
+from raycore.parts.transfers.connectors.peers.server import BlockServer
+from raycore.parts.transfers.connectors.peers.wire import Broken
+from raycore.parts.transfers.connectors.peers.worker_side import PeersWorker
+from raycore.parts.transfers.worker import WorkerTransfers
 
 FETCH_TIMEOUT_S = 0.5
 PREFIXES = 16

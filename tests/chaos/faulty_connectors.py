@@ -7,13 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from raycore.config.options import settings_of
-from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector
-from raycore.kv_transfer.embeddings import EmbeddingStore
-from raycore.kv_transfer.offload.connector import OffloadConnector
-from raycore.kv_transfer.offload.files import BlockFiles
-from raycore.kv_transfer.offload.settings import OffloadSettings
-from raycore.kv_transfer.offload.worker import OffloadWorker
+from raycore.options.declared import settings_of
+from raycore.parts.transfers.connectors.connector import ConnectorSetup, WorkerConnector
+from raycore.parts.transfers.connectors.embeddings import EmbeddingStore
+from raycore.parts.transfers.connectors.offload.connector import OffloadConnector
+from raycore.parts.transfers.connectors.offload.files import BlockFiles
+from raycore.parts.transfers.connectors.offload.settings import OffloadSettings
+from raycore.parts.transfers.connectors.offload.worker import OffloadWorker
 
 KINDS = ("right", "late", "lost", "corrupted")
 _CHANCES = (0.7, 0.1, 0.1, 0.1)

@@ -14,8 +14,8 @@ from chaos.named_weights import NUM_VARIANTS, Tensors, number_of, tensors_of, va
 from raycore import AsyncLLM, RaycoreError
 from raycore.messages import EngineInfo
 from raycore.node.listeners import listen
-from raycore.weight_transfer.group import WeightGroup
-from raycore.weight_transfer.trainer import (
+from raycore.parts.weights.transfer.group import WeightGroup
+from raycore.parts.weights.transfer.trainer import (
     join_weight_group,
     send_weights_distributed,
     send_weights_ray,

@@ -35,8 +35,8 @@ import numpy as np
 from fuzz.schemas import hypothesis_schemas, own_schemas
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest
-from raycore.grammar.compiler import GrammarCompiler
-from raycore.grammar.gate import MAX_AT_ONCE, CompileLimits, ConstraintGate
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
+from raycore.parts.constraints.grammar.gate import MAX_AT_ONCE, CompileLimits, ConstraintGate
 from raycore.structured_outputs import StructuredOutputsParams
 
 VOCAB_SIZE, EOS = 320, [0, 3]

@@ -35,16 +35,16 @@ from gpu.checks import Checks, Report
 from gpu.engines import Device, engine
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
-from raycore.checkpoint.vision_tensors import vision_tensors
 from raycore.engine.core import EngineCore
 from raycore.layers.operations import Operations
 from raycore.messages import EngineRequest
-from raycore.models.vision import VisionSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.images.checkpoint.vision_tensors import vision_tensors
+from raycore.parts.images.models import VisionSpec
+from raycore.parts.images.vision.grids import Grid
+from raycore.parts.images.vision.tower import Tower, make_tower
 from raycore.runner.decode_graphs import CudaCapture
 from raycore.sampling_params import SamplingParams
-from raycore.vision.grids import Grid
-from raycore.vision.tower import Tower, make_tower
 from raycore.weights.loader import load_decoder_weights
 from raycore.weights.share import WeightShare
 

@@ -18,8 +18,8 @@ from raycore.kernels.gpu import experts, linear, rows, sampling
 from raycore.kernels.gpu.attention import LayerCache, PagedAttention, TokenLocations, chunk_tiles
 from raycore.layers import fp8_linear
 from raycore.layers.gate import gate_and_mul
-from raycore.models.moe import ExpertChoice
 from raycore.models.spec import ClampedSwiglu, Gate
+from raycore.parts.experts.models import ExpertChoice
 from raycore.sampling import keyed_random, picking
 
 EPS = 1e-6

@@ -35,7 +35,7 @@ from gpu.engines import Device, engine, generate, prompts, write_checkpoint
 from gpu.weights import changed
 from raycore import LLM, SamplingParams
 from raycore.outputs import RequestOutput
-from raycore.weight_transfer.trainer import send_weights_cuda_ipc, send_weights_ray
+from raycore.parts.weights.transfer.trainer import send_weights_cuda_ipc, send_weights_ray
 
 FAMILY = "qwen3"
 SIZES: dict[str, Any] = {

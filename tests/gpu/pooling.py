@@ -23,9 +23,9 @@ from pooling_checkpoints import CASES, checkpoint, prompts, references
 
 from gpu.checks import Checks, Report
 from gpu.engines import Device, engine, int32
-from raycore.client.pooling import PLACEHOLDER, resolved
 from raycore.engine.core import EngineCore
 from raycore.messages import EngineRequest, NewRequest, StepPlan
+from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
 from raycore.pooling_params import PoolingParams
 
 ERROR = 1e-4

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from gpu.checks import NUM_NEW_TOKENS, Checks, first_difference
 from gpu.engines import Answer, engine, generate, make_core, prompts
+from raycore.parts.weights.transfer.cuda_handles import exported
+from raycore.parts.weights.transfer.trainer import send_weights_cuda_ipc, send_weights_shared_memory
 from raycore.sampling_params import SamplingParams
-from raycore.weight_transfer.cuda_handles import exported
-from raycore.weight_transfer.trainer import send_weights_cuda_ipc, send_weights_shared_memory
 
 FAMILIES = ("qwen3", "mixtral")
 OPTIONS: dict[str, dict[str, Any]] = {

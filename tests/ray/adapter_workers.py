@@ -2,7 +2,7 @@
 
 import time
 
-from raycore.worker.adapter_reader import AdapterReader
+from raycore.parts.adapters.worker import AdapterReader
 from raycore.worker.worker import Worker
 
 READ_S = 0.3

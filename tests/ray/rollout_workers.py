@@ -15,7 +15,7 @@ from typing import Any
 import ray
 import torch
 
-from raycore.weight_transfer.group import WeightGroup
+from raycore.parts.weights.transfer.group import WeightGroup
 
 TIMEOUT_S = 60
 

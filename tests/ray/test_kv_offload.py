@@ -11,7 +11,7 @@ from faults import signal_in_step
 
 from raycore import LLM, InitializationError, InvalidConfig, SamplingParams
 from raycore.demo import demo_model_path
-from raycore.kv_transfer.events import KVEventBatch
+from raycore.parts.transfers.connectors.events import KVEventBatch
 
 LIMITS: dict[str, Any] = {
     "num_threads": 1,

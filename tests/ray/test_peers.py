@@ -16,7 +16,7 @@ from waiting import eventually
 
 from raycore import LLM, AsyncLLM, RequestOutput, SamplingParams
 from raycore.demo import demo_model_path
-from raycore.worker.transfers import WorkerTransfers
+from raycore.parts.transfers.worker import WorkerTransfers
 
 CHANCE = random.Random(5)
 LIMITS = {"num_threads": 1, "max_model_len": 512, "dtype": DTYPE, "block_size": 16, "batch_invariant": True}

@@ -19,7 +19,7 @@ from transformers import AutoTokenizer
 
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.server import ServerOptions, build_app
 
 TEXTS = ["27 + 58 =", "what is it?", "85"]

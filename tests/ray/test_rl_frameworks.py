@@ -23,7 +23,7 @@ from torch import Tensor
 
 from raycore import LLM, SamplingParams
 from raycore.node.listeners import listen
-from raycore.weight_transfer.trainer import join_weight_group, send_weights_distributed
+from raycore.parts.weights.transfer.trainer import join_weight_group, send_weights_distributed
 
 pytestmark = [pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(200)]
 

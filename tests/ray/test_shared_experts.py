@@ -238,6 +238,6 @@ def test_ranks_added_to_a_paused_engine_are_paused_and_too_little_memory_is_an_e
 
 
 def _have_no_memory(worker) -> None:
-    from raycore.worker import regrouping as module
+    from raycore.parts.experts.worker import regrouping as module
 
     module.free_bytes = lambda device: 0

@@ -16,7 +16,7 @@ from torch import Tensor
 from raycore import LLM, SamplingParams
 from raycore.errors import InvalidInput
 from raycore.node.listeners import listen
-from raycore.weight_transfer.trainer import (
+from raycore.parts.weights.transfer.trainer import (
     join_weight_group,
     send_weights_distributed,
     send_weights_ray,

@@ -21,7 +21,6 @@ import numpy as np
 from msgspec.structs import replace
 
 from raycore.beam_search import BeamSearchParams
-from raycore.client import pooling_params
 from raycore.client.ask import Ask
 from raycore.client.step_queue import StepQueue
 from raycore.client.tokenization import Tokenization
@@ -29,6 +28,7 @@ from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.llm import LLM
 from raycore.lora.request import LoRARequest
 from raycore.outputs import PoolingRequestOutput
+from raycore.parts.pooling.client import pooling_params
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import RequestOutputKind, SamplingParams
 from raycore.system import threading, time

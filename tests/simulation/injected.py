@@ -29,10 +29,10 @@ from raycore.client.request_state import SequenceState  # noqa: E402
 from raycore.client.request_table import RequestTable  # noqa: E402
 from raycore.client.reserved_ids import ReservedIds  # noqa: E402
 from raycore.engine import decoding  # noqa: E402
-from raycore.engine.adapter_slots import AdapterSlots  # noqa: E402
-from raycore.grammar.gate import ConstraintGate  # noqa: E402
 from raycore.kvcache import prefix_cache  # noqa: E402
 from raycore.messages import EngineRequest  # noqa: E402
+from raycore.parts.adapters.engine.slots import AdapterSlots  # noqa: E402
+from raycore.parts.constraints.grammar.gate import ConstraintGate  # noqa: E402
 from raycore.scheduler import request as scheduler_request  # noqa: E402
 from raycore.scheduler.request import RepetitionDetector, RequestLimits  # noqa: E402
 from raycore.scheduler.step_builder import InFlight  # noqa: E402

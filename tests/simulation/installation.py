@@ -4,27 +4,48 @@ from __future__ import annotations
 
 import importlib
 import logging
+from pathlib import Path
 
 from simulation import front
 from simulation.ray import host, modules
 from simulation.world import guards, statements, system
 
-_NAMES = (
-    "client cluster control engine executor kv_transfer kvcache llm metrics pending recurring rpc running_engine "
-    "scheduler speculation weight_transfer"
-)
-PACKAGES = ["placement", *(f"raycore.{name}" for name in _NAMES.split())]
+_NAMES = "client cluster control engine executor kvcache llm metrics pending recurring rpc running_engine scheduler"
+_SIDES = ("client", "cluster", "connectors", "control", "engine", "scheduler", "transfer")
+"""Of each room in `raycore/parts`."""
+PACKAGES = [
+    "placement",
+    *(f"raycore.{name}" for name in _NAMES.split()),
+    *(
+        f"raycore.parts.{path.parent.name}.{path.stem}"
+        for path in sorted(Path(__file__).parents[2].glob("raycore/parts/*/*"))
+        if path.stem in _SIDES and path.parts[-2:] != ("images", "client")  # it fetches and decodes images
+    ),
+]
 """The packages of the control plane between whose statements threads may change."""
 
 
 _IMPORTED_LATER = (
-    *("multiprocessing.synchronize", "encodings.utf_32_le", "raycore.client.prompt_embeds", "raycore.client.transfers"),
-    *("raycore.engine.kv_transfer", "raycore.executor.ray_executor", "raycore.kv_transfer.offload.scheduler"),
-    *("raycore.kv_transfer.peers.scheduler_side", "raycore.kv_transfer.peers.worker_side", "raycore.kvcache.cache_log"),
-    *("raycore.node.listeners", "raycore.node.niceness", "raycore.rpc.worker_methods"),
-    "raycore.scheduler.cache_events",
-    *("raycore.scheduler.transfers", "raycore.server.multi_process.api_servers", "raycore.worker.worker_actor"),
-    *("simulation.cluster.play", "simulation.worker.line", "simulation.worker.worker"),
+    "multiprocessing.synchronize",
+    "encodings.utf_32_le",
+    "raycore.client.prompt_embeds",
+    "raycore.parts.transfers.client",
+    "raycore.parts.transfers.engine",
+    "raycore.executor.ray_executor",
+    "raycore.parts.transfers.connectors.offload.scheduler",
+    "raycore.parts.transfers.connectors.peers.scheduler_side",
+    "raycore.parts.transfers.connectors.peers.worker_side",
+    "raycore.kvcache.cache_log",
+    "raycore.node.listeners",
+    "raycore.node.niceness",
+    "raycore.rpc.worker_methods",
+    "raycore.parts.transfers.scheduler.cache_events",
+    "raycore.parts.transfers.scheduler.transfers",
+    "raycore.server.multi_process.api_servers",
+    "raycore.worker.worker_actor",
+    "simulation.cluster.play",
+    "simulation.worker.line",
+    "simulation.worker.worker",
 )
 """What an engine, its ranks and workers import when they start. Forked processes shall find it imported."""
 _is_at_statements: bool | None = None

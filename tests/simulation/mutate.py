@@ -45,7 +45,7 @@ _SHARE_OF_OTHERS = 8
 _NOT_SIMULATED = {
     "raycore/cluster/joining.py": "a computer joins the cluster by starting a Ray",
     "raycore/cluster/local_ray": "the simulated Ray is there from the start",
-    "raycore/kv_transfer/publisher.py": "it gives batches to ZeroMQ's sockets",
+    "raycore/parts/transfers/connectors/publisher.py": "it gives batches to ZeroMQ's sockets",
     "raycore/rpc/channel.py": "the workers are called by actor calls, and not through channels",
     "raycore/rpc/doorbell.py": "it wakes those who wait for channels",
 }

@@ -5,7 +5,7 @@ from fake_engine import END_OF_TEXT
 
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest
-from raycore.grammar.compiler import GrammarCompiler
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.text.tokenizer import Tokenizer
 
 

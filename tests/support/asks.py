@@ -7,7 +7,7 @@ from typing import Any
 
 from raycore.client.ask import Ask, CheckedAsk
 from raycore.client.inputs import ParsedPrompt
-from raycore.client.pooling import PLACEHOLDER
+from raycore.parts.pooling.client.pooling import PLACEHOLDER
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 

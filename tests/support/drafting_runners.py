@@ -24,18 +24,18 @@ from small_model import (
 from torch.nn import functional
 
 from raycore.attention.kv_tensors import KVTensors
-from raycore.checkpoint.eagle3_spec import load_eagle3_spec
 from raycore.decoder.decoder import Decoder
-from raycore.decoder.eagle3_head import Eagle3Head
 from raycore.kernels import Backend
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.drafts.checkpoint import load_eagle3_spec
+from raycore.parts.drafts.decoder import Eagle3Head
+from raycore.parts.drafts.runner.draft_model import DraftModel
+from raycore.parts.drafts.runner.drafter import Drafter
+from raycore.parts.drafts.runner.eagle3 import Eagle3
+from raycore.parts.drafts.runner.rows import num_scratch_blocks
+from raycore.parts.drafts.weights import load_eagle3_weights
 from raycore.runner.compute_threads import ComputeThreads
-from raycore.runner.drafting.draft_model import DraftModel
-from raycore.runner.drafting.drafter import Drafter
-from raycore.runner.drafting.eagle3 import Eagle3
-from raycore.runner.drafting.rows import num_scratch_blocks
-from raycore.weights.eagle3_weights import load_eagle3_weights
 from raycore.weights.share import WeightShare
 
 MAX_DRAFT = 5

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from raycore.kv_transfer.connector import SchedulerConnector
 from raycore.messages import StepPlan, TransferResult
+from raycore.parts.transfers.connectors.connector import SchedulerConnector
 
 GARBAGE = -7
 

@@ -26,7 +26,6 @@ from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
 from raycore.client.inputs import OnlyText, PromptImages, parse_prompts
 from raycore.client.output_processor import OutputProcessor
-from raycore.client.pooling import PLACEHOLDER, resolved
 from raycore.client.watchers import Watcher, Watchers
 from raycore.config import EngineConfig, resolve
 from raycore.config.profiler import checked_prefix
@@ -36,8 +35,9 @@ from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, Invali
 from raycore.lora.request import LoRARequest
 from raycore.messages import Feature, FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
-from raycore.models.pooling import PoolingSpec
 from raycore.outputs import CompletionOutput, Logprob, PoolingOutput, PoolingRequestOutput, RequestOutput
+from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits

@@ -18,23 +18,23 @@ from fake_connector import GARBAGE, FakeConnector
 
 from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.config import CacheConfig, SchedulerConfig
-from raycore.config.kv_transfer import KVTransferConfig
-from raycore.config.multimodal import EncoderLimits
-from raycore.config.speculative import SpeculativeConfig
 from raycore.config.states import StateRows
 from raycore.messages import EncoderPlan, EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
+from raycore.parts.adapters.scheduler import AdapterLimit
+from raycore.parts.drafts.config.speculative import SpeculativeConfig
+from raycore.parts.drafts.scheduler.drafting import DraftPlanning
+from raycore.parts.drafts.scheduler.drafts import Drafts
+from raycore.parts.drafts.scheduler.speculation import Speculation
+from raycore.parts.images.config import EncoderLimits
+from raycore.parts.images.scheduler import EncoderInputs
+from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
+from raycore.parts.transfers.scheduler.cache_events import CacheEvents
+from raycore.parts.transfers.scheduler.transfers import Transfers
 from raycore.sampling_params import RepetitionDetectionParams, SamplingParams
-from raycore.scheduler.adapter_limit import AdapterLimit
-from raycore.scheduler.cache_events import CacheEvents
-from raycore.scheduler.drafting import DraftPlanning
-from raycore.scheduler.encoder_inputs import EncoderInputs
 from raycore.scheduler.part import SchedulerPart
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.scheduler import Scheduler
-from raycore.scheduler.transfers import Transfers
-from raycore.speculation.drafts import Drafts
-from raycore.speculation.speculation import Speculation
 from raycore.state.slot_rows import SlotRows
 from raycore.state.spec import FROM_ZERO
 from raycore.step.batch import StepInputs

@@ -7,9 +7,9 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from raycore.kv_transfer.peers.connector import PeersConnector
-from raycore.kv_transfer.peers.server import BlockServer
-from raycore.kv_transfer.peers.worker_side import PeersWorker
+from raycore.parts.transfers.connectors.peers.connector import PeersConnector
+from raycore.parts.transfers.connectors.peers.server import BlockServer
+from raycore.parts.transfers.connectors.peers.worker_side import PeersWorker
 
 
 class FaultyServer(BlockServer):

@@ -18,7 +18,7 @@ from typing import Any
 
 from PIL import Image
 
-from raycore.multimodal.images import FORMATS
+from raycore.parts.images.client.images import FORMATS
 
 PUBLIC = "127.0.0.1"
 """The only address that the tests take for public: the one of the server of images."""

@@ -7,9 +7,9 @@ from typing import ClassVar
 import msgspec
 import numpy as np
 
-from raycore.kv_transfer.connector import ConnectorSetup, KVConnectorBase, KVConnectorRole
-from raycore.kv_transfer.worker_side.caches import KVCaches
 from raycore.messages import StepPlan
+from raycore.parts.transfers.connectors.connector import ConnectorSetup, KVConnectorBase, KVConnectorRole
+from raycore.parts.transfers.connectors.worker_side.caches import KVCaches
 
 
 class Told(msgspec.Struct):

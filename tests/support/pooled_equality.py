@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pooling_checkpoints import CASES, checkpoint, prompts, references
 
-from raycore.client.pooling import PLACEHOLDER, resolved
 from raycore.config import EngineConfig, resolve
 from raycore.engine.core import EngineCore
 from raycore.messages import EngineRequest
+from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
 
 Results = dict[str, NDArray[np.float32]]
 TOLERANCE = 2e-5

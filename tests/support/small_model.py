@@ -21,11 +21,11 @@ from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.pooling.pooler import Pooler
+from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter
+from raycore.parts.pooling.layers.pooler import Pooler
+from raycore.parts.pooling.runner import PoolingHead
 from raycore.runner.decode_graphs import DecodeGraphs
-from raycore.runner.drafting.drafter import NO_DRAFTS, Drafter
 from raycore.runner.execution import BY_OPERATION, GraphedSteps
-from raycore.runner.pooling_head import PoolingHead
 from raycore.runner.runner import ModelRunner
 from raycore.runner.sampling_head import SamplingHead
 from raycore.runner.sources import Tokens

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer as NativeTokenizer
 
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.messages import Feature, FeatureData
-from raycore.multimodal.processor import processor_class
+from raycore.parts.images.client.processor import processor_class
 
 QWEN2_5, QWEN3, GEMMA3 = "qwen2_5_vl", "qwen3_vl", "gemma3"
 KINDS = (QWEN2_5, QWEN3, GEMMA3)

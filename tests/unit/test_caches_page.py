@@ -14,12 +14,12 @@ from configs import make_config
 from pydantic import BaseModel
 from tokenizers_for_tests import byte_level, sentencepiece_like, write
 
-from raycore.client.thinking import ThinkingLimits
-from raycore.kv_transfer.peers.hints import address_text, parse_address
-from raycore.kv_transfer.peers.wire import PeerAddress
+from raycore.parts.constraints.client import ThinkingLimits
+from raycore.parts.pooling.server import encoding
+from raycore.parts.transfers.connectors.peers.hints import address_text, parse_address
+from raycore.parts.transfers.connectors.peers.wire import PeerAddress
 from raycore.server.chat import call_format
 from raycore.server.messages_api.systems import has_one_system
-from raycore.server.pooling import encoding
 from raycore.server.protocol import nullable_names
 from raycore.text import chat_template, stop_strings
 from raycore.text.tokenizer import Tokenizer
@@ -43,7 +43,7 @@ NOT_CACHES = {
         cluster.local_ray.own_processes._reapers
         control.control_actor.EngineControl._outcomes
         engine.mailbox.Mailbox._outboxes
-        grammar.schema._Reduction._definitions
+        parts.constraints.grammar.schema._Reduction._definitions
         kvcache.block_pool.BlockPool._cached
         node.listeners._offered
         own_process._made
@@ -51,18 +51,18 @@ NOT_CACHES = {
         metrics.engines._engines
         sampling.logits.LogitsRules._failures
         sampling.processor_batch.ProcessorBatch._outputs
-        scheduler.encoder_inputs.EncoderInputs._num_users
-        scheduler.encoder_inputs.EncoderInputs._partial
+        parts.images.scheduler.EncoderInputs._num_users
+        parts.images.scheduler.EncoderInputs._partial
         scheduler.scheduler.Scheduler._requests
-        scheduler.transfers.Transfers._sending
-        server.adapters.OfferedAdapters._changing
+        parts.transfers.scheduler.transfers.Transfers._sending
+        parts.adapters.server.adapters.OfferedAdapters._changing
         server.batch.files.RequestFile.line_numbers
         server.batch.files.ResultFile.done
         server.parsers.tool_calls.pythonic.PythonicParser._given
         server.responses.store.MemoryStore._entries
         server.route_index.RouteIndex._routes
         simulation.deployment.Deployment._params
-        worker.weight_update.WeightUpdate._waiting
+        parts.weights.worker.update.WeightUpdate._waiting
     """,
     "figures and logs": """
         cli.bench.samples._ids_with_texts
@@ -94,43 +94,48 @@ NOT_CACHES = {
 """What looks like a cache and isn't one, by what it is."""
 
 SEEN_BY_NOBODY = {
-    "kv_transfer.offload.files.BlockFiles.write",
+    "parts.transfers.connectors.offload.files.BlockFiles.write",
     "kvcache.cache_log.CacheLog._held",
     "kvcache.prefix_cache.PrefixCache._block_of",
-    "vision.images.Images._kept",
+    "parts.images.vision.images.Images._kept",
 }
 """Caches on the page that `cache_finder` can't tell from other state."""
 
 SHOWN_BY = {
     "kvcache.prefix_cache": "kvcache/test_prefix_cache.py::test_a_blocks_digest_depends_on_the_whole_prefix",
     "kvcache.snapshots": "kvcache/test_snapshots.py::test_the_longest_prefix_with_a_state_is_found",
-    "scheduler.encoder_inputs": "engine/test_shared_embeddings.py::"
+    "parts.images.scheduler": "engine/test_shared_embeddings.py::"
     "test_embeddings_of_other_weights_are_not_found_in_memory_nor_in_files",
-    "vision.images": "engine/test_image_engine.py::test_embeddings_are_computed_anew_after_a_reset",
-    "kv_transfer.offload.scheduler": "engine/test_kept_results.py::"
+    "parts.images.vision.images": "engine/test_image_engine.py::test_embeddings_are_computed_anew_after_a_reset",
+    "parts.transfers.connectors.offload.scheduler": "engine/test_kept_results.py::"
     "test_an_engine_finds_nothing_of_older_weights_and_all_of_its_own",
-    "kv_transfer.offload.files": "engine/test_kept_results.py::"
+    "parts.transfers.connectors.offload.files": "engine/test_kept_results.py::"
     "test_another_engine_finds_nothing_of_weights_that_it_has_not",
-    "kv_transfer.peers.blocks": "worker/test_kept_forms.py::test_blocks_are_others_if_numbers_models_or_divisions_are",
-    "kv_transfer.embeddings": "engine/test_shared_embeddings.py::"
+    "parts.transfers.connectors.peers.blocks": "worker/test_kept_forms.py::"
+    "test_blocks_are_others_if_numbers_models_or_divisions_are",
+    "parts.transfers.connectors.embeddings": "engine/test_shared_embeddings.py::"
     "test_embeddings_of_other_weights_are_not_found_in_memory_nor_in_files",
-    "multimodal.inputs": "multimodal/test_image_prompts.py::"
+    "parts.images.client.inputs": "parts/images/client/test_image_prompts.py::"
     "test_a_name_stands_for_an_image_only_with_the_same_reading_processing_and_salt",
-    "engine.feature_inputs": "multimodal/test_image_prompts.py::"
+    "parts.images.engine": "parts/images/client/test_image_prompts.py::"
     "test_images_that_differ_in_anything_have_other_identifiers",
-    "client.sent_features": "client/test_sent_features.py::test_data_is_sent_to_each_rank_once_until_it_has_nothing",
+    "parts.images.client.sent_features": "parts/images/client/test_sent_features.py::"
+    "test_data_is_sent_to_each_rank_once_until_it_has_nothing",
     "text.gguf_tokenizer": "text/test_gguf_tokenizer.py::test_every_text_comes_back",
-    "grammar.free_text": "grammar/test_free_text.py::test_reasoning_tags_that_cannot_work_are_refused",
-    "grammar.compiler": "grammar/test_grammar_compiler.py::test_the_allowed_next_texts_follow_the_constraint",
-    "grammar.gate": "grammar/test_constraint_gate.py::"
+    "parts.constraints.grammar.free_text": "parts/constraints/grammar/test_free_text.py::"
+    "test_reasoning_tags_that_cannot_work_are_refused",
+    "parts.constraints.grammar.compiler": "parts/constraints/grammar/test_grammar_compiler.py::"
+    "test_the_allowed_next_texts_follow_the_constraint",
+    "parts.constraints.grammar.gate": "parts/constraints/grammar/test_constraint_gate.py::"
     "test_several_constraints_are_checked_together_and_the_first_refusal_is_raised",
-    "engine.adapter_slots": "engine/test_adapters.py::test_an_adapter_that_is_read_again_gets_another_load_id",
-    "serve.adapters": "serve/test_dynamic_adapters.py::test_an_adapter_is_offered_until_others_take_its_place",
+    "parts.adapters.engine.slots": "parts/adapters/engine/test_adapters.py::"
+    "test_an_adapter_that_is_read_again_gets_another_load_id",
+    "parts.adapters.serve": "serve/test_dynamic_adapters.py::test_an_adapter_is_offered_until_others_take_its_place",
     "client.routing": "client/test_routing.py::test_prompts_with_different_cache_salts_share_no_prefix",
     "client.held_prefixes": "kvcache/test_cache_log.py::test_clients_ask_for_what_the_present_weights_have_computed",
     "kvcache.cache_log": "kvcache/test_cache_log.py::test_clients_ask_for_what_the_present_weights_have_computed",
-    "checkpoint.gguf.header": "kv_transfer/test_identity.py::test_each_file_of_a_model_counts",
-    "weight_transfer.ways": "weight_transfer/test_ways.py::"
+    "checkpoint.gguf.header": "parts/transfers/connectors/test_identity.py::test_each_file_of_a_model_counts",
+    "parts.weights.transfer.ways": "parts/weights/transfer/test_ways.py::"
     "test_workers_see_another_segment_with_the_name_of_one_before",
     "runner.recorded_layers": "runner/test_recorded_layers.py::test_recordings_compute_with_weights_that_have_changed",
     "trainer": "test_trainer.py::test_numbers_have_the_bits_of_an_engines_also_after_the_weights_have_changed",
@@ -140,7 +145,7 @@ SHOWN_BY = {
 PROCESS = {
     "compat.parsers",
     "compat.server",
-    "config.options",
+    "options.declared",
     "data.engine",
     "fallback.interface",
     "kernels.library",
@@ -150,13 +155,13 @@ PROCESS = {
     "plugins",
     "runner.decode_graphs",
     "serve.router",
-    "server.adapters",
-    "speculation.step_times",
-    "speculation.suffix",
+    "parts.adapters.server.adapters",
+    "parts.drafts.scheduler.step_times",
+    "parts.drafts.scheduler.suffix",
     "step.device_batch",
     "weights.checkpoint_reader",
     "weights.update_plan",
-    "worker.weight_units",
+    "parts.weights.worker.units",
 }
 """Modules whose caches belong to an object or a process for which nothing changes that values depend on."""
 
@@ -279,11 +284,17 @@ CHANGES: dict[str, Callable[[list[Tokenizer]], tuple[Any, Any]]] = {
         has_one_system(made[0], FIRST_ONLY),
     ),
     "text.tokenizer.Tokenizer._texts": lambda made: (made[0].token_text(300), made[1].token_text(300)),
-    "client.thinking.ThinkingLimits._token_ids": lambda made: (tag_ids(made[0], "the"), tag_ids(made[1], "the")),
+    "parts.constraints.client.ThinkingLimits._token_ids": lambda made: (
+        tag_ids(made[0], "the"),
+        tag_ids(made[1], "the"),
+    ),
     "text.stop_strings._borders": lambda made: (stop_strings._borders("aa"), stop_strings._borders("ab")),
-    "kv_transfer.peers.hints.parse_address": lambda made: (parse_address(address("a")), parse_address(address("b"))),
+    "parts.transfers.connectors.peers.hints.parse_address": lambda made: (
+        parse_address(address("a")),
+        parse_address(address("b")),
+    ),
     "server.protocol.nullable_names": lambda made: (nullable_names(_First), nullable_names(_Second)),
-    "server.pooling.encoding._values_of_float8": lambda made: (
+    "parts.pooling.server.encoding._values_of_float8": lambda made: (
         encoding._values_of_float8(4, 3).tolist(),
         encoding._values_of_float8(5, 2).tolist(),
     ),

@@ -53,7 +53,7 @@ DOORS = {
     "images": (
         "pillow",
         "multimodal",
-        "from raycore.multimodal.processor import ImageProcessor; ImageProcessor('m', None, {})",
+        "from raycore.parts.images.client.processor import ImageProcessor; ImageProcessor('m', None, {})",
     ),
     "image_of_vllm": (
         "pillow",
@@ -69,17 +69,18 @@ DOORS = {
     "structured": (
         "llguidance",
         "structured",
-        "from raycore.grammar.native import NativeCompiler; NativeCompiler('m', 8, [1]).load()",
+        "from raycore.parts.constraints.grammar.native import NativeCompiler; NativeCompiler('m', 8, [1]).load()",
     ),
     "prepared": (
         "llguidance",
         "structured",
-        "from raycore.grammar.gate import ConstraintGate; ConstraintGate('m', 8, [1]).prepare()",
+        "from raycore.parts.constraints.grammar.gate import ConstraintGate; ConstraintGate('m', 8, [1]).prepare()",
     ),
     "kv_events": (
         "pyzmq",
         "kv-events",
-        "from raycore.config.kv_transfer import KVEventsConfig; from raycore.engine.kv_transfer import KVEvents\n"
+        "from raycore.parts.transfers.config.kv_transfer import KVEventsConfig\n"
+        "from raycore.parts.transfers.engine import KVEvents\n"
         "from types import SimpleNamespace\n"
         "on = KVEventsConfig(enable_kv_cache_events=True)\n"
         "KVEvents(SimpleNamespace(kv_events_config=on), 0, None)",
@@ -211,7 +212,7 @@ def test_each_door_names_the_extra_that_is_missing(door: str, found: dict[str, s
 
 
 def test_adapters_elsewhere_without_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from raycore.serve.adapters import copy_folder  # it needs packages of other extras
+    from raycore.parts.adapters.serve import copy_folder  # it needs packages of other extras
 
     for module in ("pyarrow", "pyarrow.fs"):
         monkeypatch.setitem(sys.modules, module, None)

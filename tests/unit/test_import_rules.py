@@ -19,6 +19,8 @@ SHARED = {
     "cache_layout",
     "messages",
     "config",
+    "options",
+    "values",
     "errors",
     "extras",
     "hooks",
@@ -52,7 +54,7 @@ SHARED = {
 }
 """Values, and what needs no layer: everything may import them."""
 
-ORDERED = ["config", "checkpoint", "models", "cache_layout", "json_fields"]
+ORDERED = ["config", "options", "checkpoint", "models", "cache_layout", "json_fields"]
 """Some of these, from top to bottom: what options mean, what is read of a checkpoint, and what describes a model."""
 
 BELOW = {
@@ -65,23 +67,21 @@ BELOW = {
     "llm": {"llm_engine"},
     "llm_engine": {"running_engine"},
     "running_engine": {"control"},
-    "control": {"client", "cluster", "weight_transfer"},
-    "client": {"engine", "metrics", "grammar", "multimodal"},
+    "control": {"client", "cluster", "transfer"},
+    "client": {"engine", "metrics", "grammar"},
     "cluster": {"engine", "placement"},
     "engine": {"scheduler", "executor"},
-    "scheduler": {"kvcache", "speculation", "kv_transfer"},
-    "speculation": set(),
+    "scheduler": {"kvcache", "connectors"},
     "kvcache": set(),
     "trainer": {"engine"},
     "metrics": set(),
     "executor": {"worker", "placement"},
-    "worker": {"runner", "rpc", "fallback", "encoder", "vision", "kv_transfer", "weight_transfer"},
-    "weight_transfer": {"weights"},
-    "runner": {"decoder", "sampling", "pooling"},
+    "worker": {"runner", "rpc", "fallback", "encoder", "vision", "connectors", "transfer"},
+    "transfer": {"weights"},
+    "runner": {"decoder", "sampling"},
     "fallback": {"decoder"},
     "encoder": {"decoder"},
     "vision": {"decoder"},
-    "pooling": {"layers"},
     "decoder": {"attention"},
     "attention": {"layers", "state"},
     "state": {"layers", "kernels"},
@@ -94,31 +94,33 @@ BELOW = {
     "rpc": set(),
     "grammar": set(),
     "placement": set(),
-    "multimodal": set(),
-    "kv_transfer": {"kvcache"},
+    "connectors": {"kvcache"},
+    "kv_transfer": {"connectors"},
+    "weight_transfer": {"transfer"},
 }
 """What each layer may import itself; what those import in turn is below it, too."""
 
 RAY_USERS = re.compile(
-    r"placement/|raycore/ray_api\.py|raycore/cluster/|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py"
+    r"placement/|raycore/ray_api\.py|raycore/cluster/|raycore/parts/\w+/cluster\.py|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py"
     r"|raycore/rpc/channel\.py|raycore/control/(clusters|pauses|program|remote|replies)\.py|raycore/metrics/ray_export\.py"
     r"|raycore/server/serve_app\.py|raycore/server/multi_process/api_servers?\.py|raycore/data/(processor|tables)\.py|.*/(engine|worker|control)_actor\.py"
-    r"|raycore/weight_transfer/references\.py|raycore/serve/(app|replica|router|served_model)\.py"
+    r"|raycore/parts/weights/transfer/references\.py|raycore/serve/(app|replica|router|served_model)\.py"
 )
 """Who may load Ray: its exceptions and the type of its placement groups, and the rest of it through `ray_api`."""
 
 RAY_PLACES = re.compile(
     r"placement/|raycore/ray_api\.py|raycore/cluster/(__init__|connection|joining|logs|owner|local_ray/(start|replacements|room))\.py"
     r"|raycore/metrics/ray_export\.py|raycore/rpc/channel\.py|raycore/server/serve_app\.py|raycore/data/(processor|tables)\.py"
-    r"|raycore/weight_transfer/references\.py|raycore/serve/(app|replica|router|served_model)\.py"
+    r"|raycore/parts/weights/transfer/references\.py|raycore/serve/(app|replica|router|served_model)\.py"
 )
 """Who may use what `ray_api` doesn't have."""
 
 RAY_TYPES = re.compile(r"ray\.exceptions\b|ray\.util\.placement_group(\.PlacementGroup)?$")
 TORCH_PLACES = re.compile(
-    r"raycore/(worker|runner|fallback|encoder|vision|pooling|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
-    r"|raycore/weight_transfer/"
-    r"|raycore/kv_transfer/(\w+/)?worker_side/|raycore/compat/(tensors|weight_transfer)\.py|raycore/trainer\.py"
+    r"raycore/(worker|runner|fallback|encoder|decoder|attention|state|layers|weights|parallel|sampling|step|kernels)/"
+    r"|raycore/parts/\w+/(worker|runner|vision|decoder|layers|weights|parallel|sampling|transfer)(/|\.py)"
+    r"|raycore/parts/weights/transfer/"
+    r"|raycore/parts/transfers/connectors/(\w+/)?worker_side/|raycore/compat/(tensors|weight_transfer)\.py|raycore/trainer\.py"
 )
 CHANNEL_PLACES = re.compile(r"raycore/rpc/channel\.py")
 
@@ -134,11 +136,11 @@ CIRCLES_OF_TYPES = {
     # a part is told of the worker that has it
     ("raycore.worker.part", "raycore.worker.core"),
     # layers that operations make of other operations
-    ("raycore.layers.routed_experts", "raycore.layers.operations"),
-    ("raycore.layers.router", "raycore.layers.operations"),
+    ("raycore.parts.experts.layers.routed_experts", "raycore.layers.operations"),
+    ("raycore.parts.experts.layers.router", "raycore.layers.operations"),
     # a model's spec has parts, and how large they are depends on the model
     ("raycore.models.linears", "raycore.models.spec"),
-    ("raycore.models.vision", "raycore.models.spec"),
+    ("raycore.parts.images.models", "raycore.models.spec"),
     ("raycore.models.mixers.attention", "raycore.models.spec"),
     ("raycore.models.mixers.delta", "raycore.models.spec"),
     ("raycore.models.mixers.kinds", "raycore.models.spec"),
@@ -176,10 +178,12 @@ def imports_of(path: Path, *, for_types: bool = False) -> frozenset[str]:
 
 def layer_of(module: str) -> str | None:
     """The layer of one of our modules, None for others' and for `raycore` itself."""
-    parts = module.split(".")
-    if parts[0] == "placement":
+    names = module.split(".")
+    if names[0] == "placement":
         return "placement"
-    return parts[1] if parts[0] == "raycore" and len(parts) > 1 else None
+    if names[:2] == ["raycore", "parts"]:  # the side of a room: parts/adapters/scheduler.py is in the scheduler's layer
+        return names[3] if len(names) > 3 else None
+    return names[1] if names[0] == "raycore" and len(names) > 1 else None
 
 
 def modules_imported(*, for_types: bool) -> dict[str, set[str]]:
@@ -248,7 +252,7 @@ def test_the_architecture_page_lists_the_layers_from_top_to_bottom():
     table = page.partition("## Layers")[2].partition("| package | role |")[2].partition("\n\n")[0]
     rows = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines()[2:]]
     place = {name: index for index, names in enumerate(rows) for name in names}
-    packages = {path.parent.name for path in (ROOT / "raycore").glob("*/__init__.py")}
+    packages = {path.parent.name for path in (ROOT / "raycore").glob("*/__init__.py")} - {"parts"}
     assert (packages | BELOW.keys()) - place.keys() == set()
     assert [
         f"{layer} stands below {lower}"
@@ -301,11 +305,14 @@ def test_ray_is_used_through_ray_api():
         ("raycore, raycore.config, raycore.scheduler.scheduler, placement.plan", {"torch", "transformers", "ray"}),
         (
             "raycore.llm, raycore.engine.engine_actor, raycore.server.multi_process.api_server",
-            {"torch", "transformers", "raycore.server.pooling"},
+            {"torch", "transformers", "raycore.parts.pooling.server"},
         ),
         ("raycore.control.control_actor", {"torch", "transformers", "numpy", "msgspec", "tokenizers"}),
-        ("raycore.llm, raycore.worker.worker, raycore.grammar.compiler", {"llguidance", "raycore.pooling.pooler"}),
-        ("raycore.cli.run_batch, raycore.server.batch.runner", {"torch", "raycore.server.pooling"}),
+        (
+            "raycore.llm, raycore.worker.worker, raycore.parts.constraints.grammar.compiler",
+            {"llguidance", "raycore.parts.pooling.layers.pooler"},
+        ),
+        ("raycore.cli.run_batch, raycore.server.batch.runner", {"torch", "raycore.parts.pooling.server"}),
         ("raycore.cli.main", {"torch", "transformers", "numpy", "ray"}),
         # whoever computes without Ray doesn't pay for it, nor do tests, which fork what has imported these
         ("raycore.engine.core, raycore.executor.inline, raycore.worker.worker", {"ray"}),

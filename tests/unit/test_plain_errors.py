@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 import msgspec
 import pytest
 
-from raycore.config.options import settings_of
 from raycore.errors import InvalidConfig
+from raycore.options.declared import settings_of
 from raycore.plain_errors import decode_problem, unsupported_value
 
 

@@ -14,12 +14,18 @@ from raycore import system
 
 ROOT = Path(raycore.__file__).parents[1]
 NAMES = (
-    "activity.py beam_search.py client cluster control engine executor grammar kv_transfer kvcache llm.py "
-    "llm_engine.py lru_bytes.py metrics multimodal node own_process.py pending.py profile_session.py ray_api.py "
-    "recurring.py rpc running_engine.py scheduler serve/autoscaling.py server/adapters.py server/multi_process "
-    "speculation status.py weight_transfer worker/rank.py worker/worker_actor.py"
+    "activity.py beam_search.py client cluster control engine executor kvcache llm.py llm_engine.py lru_bytes.py "
+    "metrics node own_process.py pending.py profile_session.py ray_api.py recurring.py rpc running_engine.py "
+    "scheduler serve/autoscaling.py server/multi_process status.py worker/rank.py worker/worker_actor.py"
 )
-PACKAGES = ["placement", *(f"raycore/{name}" for name in NAMES.split())]
+SIDES = {"client", "cluster", "connectors", "control", "engine", "grammar", "scheduler", "transfer"}
+"""Of each room in `raycore/parts`."""
+PACKAGES = [
+    "placement",
+    *(f"raycore/{name}" for name in NAMES.split()),
+    *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("raycore/parts/*/*")) if path.stem in SIDES),
+    "raycore/parts/adapters/server",
+]
 """What decides what an engine does."""
 REFUSED = {
     *(module for module, _ in system.PLACES.values()),
@@ -32,7 +38,7 @@ REFUSED = {
 EXCEPTIONS = {
     "raycore/cluster/local_ray/idle_agent.py": "a program of its own, without the rest of raycore",
     "raycore/cluster/local_ray/session_reaper.py": "a program of its own, without the rest of raycore",
-    "raycore/grammar/gate_process.py": "the compiler's process, which is forked to be killed",
+    "raycore/parts/constraints/grammar/gate_process.py": "the compiler's process, which is forked to be killed",
 }
 
 

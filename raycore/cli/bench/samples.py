@@ -15,9 +15,9 @@ import numpy as np
 from msgspec import Meta
 
 from raycore.cli.bench.choices import BACKENDS
-from raycore.config.options import json_object
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.json_fields import shortened
+from raycore.options.declared import json_object
 from raycore.text.tokenizer import Tokenizer
 
 _TRIES = 10

@@ -27,8 +27,8 @@ from raycore.cli.bench.client import RequestResult, Target, send
 from raycore.cli.bench.report import DETAILS, GOALS, METRICS, measured, table
 from raycore.cli.bench.samples import Sample, samples
 from raycore.cli.output import save
-from raycore.config.options import json_object
 from raycore.errors import InvalidCheckpoint, InvalidConfig, RaycoreError
+from raycore.options.declared import json_object
 from raycore.text.tokenizer import Tokenizer
 
 _REQUEST_TIMEOUT_S = 6 * 3600.0

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from raycore.kernels.gates import gate_arguments
 from raycore.kernels.gpu.gates import gate_and_mul
-from raycore.models.moe import ExpertChoice
 from raycore.models.spec import Gate
+from raycore.parts.experts.models import ExpertChoice
 
 _FEW_PAIRS = 16
 """With at most so many pairs per expert on average, tiles have few rows."""

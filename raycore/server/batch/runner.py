@@ -170,6 +170,6 @@ def _prepare(engine: ServingEngine, options: ServerOptions, models: Models, requ
 def _prepares(endpoint: Endpoint) -> Prepare:
     if endpoint in _GENERATING:
         return _GENERATING[endpoint]
-    from raycore.server.pooling.families import FAMILIES  # only for models that pool
+    from raycore.parts.pooling.server.families import FAMILIES  # only for models that pool
 
     return FAMILIES[endpoint].body, FAMILIES[endpoint].prepare

@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Iterator
 from dataclasses import dataclass, replace
 
 from raycore.outputs import CompletionOutput, RequestOutput
+from raycore.parts.images.server import with_images
 from raycore.server.chat.choice_reader import ChoiceReader
-from raycore.server.chat.images import with_images
 from raycore.server.chat.parts import MessageDelta, Totals
 from raycore.server.chat.plan import MessagePlan
 from raycore.server.chat.prompt import as_dicts, encode, render, shown_tools, template_kwargs

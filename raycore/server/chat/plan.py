@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
+from raycore.parts.constraints.server import close_reasoning, constraint_param
 from raycore.sampling_params import SamplingParams
 from raycore.server.chat.choice_reader import ChoiceReader
 from raycore.server.chat.reasoning import Reasoning
 from raycore.server.chat.tools import MessageReader, ToolUse
-from raycore.server.constraints import close_reasoning, constraint_param
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest
 from raycore.structured_outputs import StructuredOutputsParams

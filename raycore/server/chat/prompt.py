@@ -7,7 +7,7 @@ from typing import Any
 
 from raycore.client.inputs import PromptImages
 from raycore.messages import Feature, FeatureData
-from raycore.server.chat.images import with_images
+from raycore.parts.images.server import with_images
 from raycore.server.errors import APIError, unsupported
 from raycore.server.generation import ServingEngine
 from raycore.server.limits import check_length, encode_prompt

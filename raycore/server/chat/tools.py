@@ -24,10 +24,10 @@ from enum import Enum
 from typing import Any
 
 from raycore.errors import InvalidRequest
-from raycore.grammar.lark import WHITE_SPACE, alternative
+from raycore.parts.constraints.grammar.lark import WHITE_SPACE, alternative
+from raycore.parts.constraints.server import named
 from raycore.server.chat.call_format import find_parser
 from raycore.server.chat.parts import CallBegin, Part
-from raycore.server.constraints import named
 from raycore.server.errors import APIError
 from raycore.server.options import ServerOptions
 from raycore.server.parsers.tags import any_special

@@ -20,15 +20,15 @@ from raycore.engine.rank_events import RankEvent
 from raycore.errors import RaycoreError
 from raycore.messages import NO_LOAD, EngineInfo
 from raycore.metrics.counts import RankCounts
+from raycore.parts.adapters.server.adapters import OfferedAdapter
+from raycore.parts.adapters.server.client_adapters import ClientAdapters
 from raycore.plugins import load_general_plugins
 from raycore.ray_api import MAX_STREAMED, actor_class, end_with_raylet, endpoint, title_process
-from raycore.server.adapters import OfferedAdapter
 from raycore.server.app import build_app
 from raycore.server.connection_log import configure_logging
 from raycore.server.http_counts import total
 from raycore.server.listen_options import ListenOptions
 from raycore.server.listening import listen, take_over
-from raycore.server.multi_process.client_adapters import ClientAdapters
 from raycore.server.multi_process.client_engine import ClientEngine
 from raycore.server.multi_process.client_store import ClientStore
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls

@@ -25,8 +25,8 @@ from raycore.llm import AsyncLLM
 from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
 from raycore.node.processes import send_signal, wait_until_gone
+from raycore.parts.adapters.server.adapters import OfferedAdapter, OfferedAdapters
 from raycore.ray_api import Stream, checked, get, kill, node_id, on_node, wait
-from raycore.server.adapters import OfferedAdapter, OfferedAdapters
 from raycore.server.http_counts import HttpCounts, total
 from raycore.server.listen_options import ListenOptions
 from raycore.server.multi_process.api_server import API_SERVER, APIServer

@@ -10,7 +10,6 @@ from raycore.client.ask import Ask
 from raycore.client.client import EngineClient
 from raycore.client.engine_facts import EngineFacts
 from raycore.client.inputs import ParsedPrompt
-from raycore.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.client.streams import Streams
 from raycore.client.watchers import Watcher
 from raycore.config import EngineConfig
@@ -18,6 +17,7 @@ from raycore.control.calls import AsyncCalls
 from raycore.messages import Feature
 from raycore.metrics.view import MetricsView
 from raycore.own_process import OwnProcess
+from raycore.parts.pooling.client.pooling import PLACEHOLDER, supported_tasks
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.http_counts import HttpCounts

@@ -14,7 +14,7 @@ import msgspec
 
 from raycore.control.calls import CALL_NAMES, AsyncCalls
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
-from raycore.server.adapters import ADAPTER_CALLS, LoadsAdapters
+from raycore.parts.adapters.server.adapters import ADAPTER_CALLS, LoadsAdapters
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.responses.store import STORE_CALLS, ResponseStore
 from raycore.system import Future, asyncio, threading

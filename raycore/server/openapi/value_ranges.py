@@ -64,9 +64,9 @@ def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: S
     if engine.pooling_spec is None:
         _add_generating(schemas, options, engine.max_model_len, token)
     else:
-        from raycore.server.pooling.families import FAMILIES  # only for models that pool
-        from raycore.server.pooling.parameters import ABSENT as POOLING_ABSENT
-        from raycore.server.pooling.parameters import ONLY as POOLING_ONLY
+        from raycore.parts.pooling.server.families import FAMILIES  # only for models that pool
+        from raycore.parts.pooling.server.parameters import ABSENT as POOLING_ABSENT
+        from raycore.parts.pooling.server.parameters import ONLY as POOLING_ONLY
 
         bodies = {family.body.__name__: family.body for family in FAMILIES.values()}
         _add_pooling(schemas, options, bodies, POOLING_ABSENT, POOLING_ONLY, engine.max_model_len, token)

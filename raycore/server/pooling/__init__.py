@@ -1,0 +1,1 @@
+"""The names of pooling's requests that users import."""

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import Response
 
 from raycore.errors import RaycoreError
-from raycore.server.chat.images import has_images
+from raycore.parts.images.server import has_images
 from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError, NotFound
 from raycore.server.generation import ServingEngine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from raycore.server.chat.images import has_images
+from raycore.parts.images.server import has_images
 from raycore.server.endpoints import Endpoint
 from raycore.server.generation import ServingEngine
 from raycore.server.headers import DataParallelRank

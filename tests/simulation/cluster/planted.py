@@ -38,38 +38,38 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.monitor import RankMonitor
 from raycore.cluster.process_watch import Ends
 from raycore.cluster.rank_ends import RankEnds
-from raycore.cluster.regrouping import CannotMove
 from raycore.cluster.reservations import Reservations
 from raycore.cluster.restart_budget import RestartBudget
 from raycore.cluster.runtime import RayRuntime
-from raycore.cluster.weights import EngineWeights
 from raycore.control import program, ranks
 from raycore.engine import cache_size
-from raycore.engine.grammars import GrammarsUnderWay
 from raycore.engine.mailbox import Mailbox, _Outbox
 from raycore.engine.progress import LoopProgress
-from raycore.kv_transfer.offload import files
-from raycore.kv_transfer.offload.files import BlockFiles
-from raycore.kv_transfer.offload.scheduler import OffloadScheduler
-from raycore.kv_transfer.offload.worker import _Writer
-from raycore.kv_transfer.peers import reader
-from raycore.kv_transfer.peers.blocks import HeldBlocks
-from raycore.kv_transfer.peers.reader import BlockReader
-from raycore.kv_transfer.peers.scheduler_side import DisaggregationScheduler
-from raycore.kv_transfer.peers.server import BlockServer
-from raycore.kv_transfer.peers.wire import Broken
-from raycore.kv_transfer.peers.worker_side import Leases, PeersWorker
 from raycore.kvcache.block_table import BlockTable
 from raycore.kvcache.cache_log import CacheLog
 from raycore.metrics.periodic import Periodic
 from raycore.metrics.stat_loggers import StatLoggers
 from raycore.metrics.throughput_log import ThroughputLog
+from raycore.parts.constraints.engine import GrammarsUnderWay
+from raycore.parts.drafts.scheduler.speculation import Speculation
+from raycore.parts.experts.cluster import CannotMove
+from raycore.parts.transfers.connectors.offload import files
+from raycore.parts.transfers.connectors.offload.files import BlockFiles
+from raycore.parts.transfers.connectors.offload.scheduler import OffloadScheduler
+from raycore.parts.transfers.connectors.offload.worker import _Writer
+from raycore.parts.transfers.connectors.peers import reader
+from raycore.parts.transfers.connectors.peers.blocks import HeldBlocks
+from raycore.parts.transfers.connectors.peers.reader import BlockReader
+from raycore.parts.transfers.connectors.peers.scheduler_side import DisaggregationScheduler
+from raycore.parts.transfers.connectors.peers.server import BlockServer
+from raycore.parts.transfers.connectors.peers.wire import Broken
+from raycore.parts.transfers.connectors.peers.worker_side import Leases, PeersWorker
+from raycore.parts.transfers.scheduler.cache_events import CacheEvents
+from raycore.parts.transfers.scheduler.transfers import Transfers
+from raycore.parts.weights.cluster import EngineWeights
 from raycore.rpc.client import SentCall
-from raycore.scheduler.cache_events import CacheEvents
 from raycore.scheduler.slots import SlotTable
 from raycore.scheduler.step_builder import StepBuilder
-from raycore.scheduler.transfers import Transfers
-from raycore.speculation.speculation import Speculation
 from raycore.system import asyncio, threading
 from simulation.apart import Died, run_all_apart
 from simulation.putting_in import substitute

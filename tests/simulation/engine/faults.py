@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from raycore.engine import mailbox
-from raycore.engine.adapter_slots import AdapterSlots
-from raycore.engine.rank_weights import RankWeights
 from raycore.kvcache import prefix_cache
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
+from raycore.parts.adapters.engine.slots import AdapterSlots
+from raycore.parts.drafts.scheduler import worker_guesses
+from raycore.parts.images.scheduler import EncoderInputs
+from raycore.parts.weights.engine import RankWeights
 from raycore.scheduler import prefixes, request
-from raycore.scheduler.encoder_inputs import EncoderInputs
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import SlotTable
 from raycore.scheduler.step_builder import InFlight, StepBuilder
-from raycore.speculation import worker_guesses
 from simulation.putting_in import substitute
 from simulation.world.kernel import pause
 

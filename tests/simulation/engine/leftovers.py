@@ -8,15 +8,15 @@ from typing import Any
 
 from support.scheduler_parts import parts_of
 
-from raycore.engine.adapters import AdaptersInUse
 from raycore.engine.core import EngineCore
 from raycore.engine.mailbox import Mailbox
 from raycore.engine.preparation import AdapterWaits, GrammarWaits
-from raycore.scheduler.adapter_limit import AdapterLimit
-from raycore.scheduler.encoder_inputs import EncoderInputs
+from raycore.parts.adapters.engine.adapters import AdaptersInUse
+from raycore.parts.adapters.scheduler import AdapterLimit
+from raycore.parts.images.scheduler import EncoderInputs
+from raycore.parts.transfers.scheduler.transfers import Transfers
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.scheduler import Scheduler
-from raycore.scheduler.transfers import Transfers
 
 
 def leftovers(core: EngineCore, mailbox: Mailbox) -> list[str]:

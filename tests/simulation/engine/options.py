@@ -14,11 +14,11 @@ from raycore.config import (
     ParallelConfig,
     SchedulerConfig,
 )
-from raycore.config.drafter import DrafterConfig
-from raycore.config.speculative import SpeculativeConfig
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
+from raycore.parts.drafts.config.drafter import DrafterConfig
+from raycore.parts.drafts.config.speculative import SpeculativeConfig
 
 WORKER = "simulation.worker.worker.SimulatedWorker"
 EOS = 2

@@ -11,12 +11,12 @@ from raycore.activity import Activity
 from raycore.config import EngineConfig
 from raycore.engine.core import EngineCore
 from raycore.engine.decoding import decode_requests
-from raycore.engine.lockstep import run_lockstep_loop
 from raycore.engine.loop import run_loop
 from raycore.engine.mailbox import Abort, ForgetClient, Mailbox, SetActivity, StartWave, Submit, Utility
-from raycore.engine.waves import Waves
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
+from raycore.parts.experts.engine.lockstep import run_lockstep_loop
+from raycore.parts.experts.engine.waves import Waves
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.scheduler import Scheduler
 from raycore.system import Future, threading

@@ -145,9 +145,9 @@ REPLACED: dict[str, dict[str, Any]] = {
     "raycore.cluster.logs": {"read_log": logs.read_log},
     "raycore.node.exit_handlers": {"skip_exit_handlers": skip_exit_handlers},
     "raycore.node.versions": {"cuda_of_torch": cuda_of_torch},
-    "raycore.checkpoint.lora_spec": {"LoraSpec": Files},
-    "raycore.grammar.gate": {"_Process": Compiler},
-    "raycore.kv_transfer.peers.server": {"machine_id": machine_id, "own_host": own_host},
+    "raycore.parts.adapters.checkpoint.spec": {"LoraSpec": Files},
+    "raycore.parts.constraints.grammar.gate": {"_Process": Compiler},
+    "raycore.parts.transfers.connectors.peers.server": {"machine_id": machine_id, "own_host": own_host},
 }
 """What takes the place of functions and classes of the product's modules. Each says why."""
 

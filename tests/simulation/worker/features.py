@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from raycore.config.multimodal import EncoderLimits
 from raycore.messages import EncoderPlan
+from raycore.parts.images.config import EncoderLimits
 from raycore.step.features import StepFeatures
 from simulation.worker import model
 from simulation.worker.numbers64 import Words

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from raycore.kv_transfer.connector import WorkerConnector
-from raycore.kv_transfer.offload.orders import orders_decoder
-from raycore.kv_transfer.offload.worker import OffloadWorker
-from raycore.kv_transfer.peers.notes import Arrived, ToWorkers
-from raycore.kv_transfer.peers.wire import Broken
-from raycore.kv_transfer.peers.worker_side import PeersWorker
+from raycore.parts.transfers.connectors.connector import WorkerConnector
+from raycore.parts.transfers.connectors.offload.orders import orders_decoder
+from raycore.parts.transfers.connectors.offload.worker import OffloadWorker
+from raycore.parts.transfers.connectors.peers.notes import Arrived, ToWorkers
+from raycore.parts.transfers.connectors.peers.wire import Broken
+from raycore.parts.transfers.connectors.peers.worker_side import PeersWorker
 from simulation.worker import complaints
 from simulation.worker.users_connector import Orders
 from simulation.world import kernel

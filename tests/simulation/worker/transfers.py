@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
-from raycore.kv_transfer.connector import ConnectorSetup, WorkerConnector, connector_class
-from raycore.kv_transfer.offload.files import BlockFiles
-from raycore.kv_transfer.offload.worker import OffloadWorker
-from raycore.kv_transfer.peers.worker_side import PeersWorker
 from raycore.messages import StepPlan, StepResult, TransferResult
+from raycore.parts.transfers.connectors.connector import ConnectorSetup, WorkerConnector, connector_class
+from raycore.parts.transfers.connectors.offload.files import BlockFiles
+from raycore.parts.transfers.connectors.offload.worker import OffloadWorker
+from raycore.parts.transfers.connectors.peers.worker_side import PeersWorker
 from raycore.system import os, time
 from raycore.worker.rank import WorkerRank
 from simulation.worker import complaints

@@ -14,8 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from raycore.kv_transfer.connector import ConnectorSetup, KVConnectorBase, KVConnectorRole, TransferRequest
 from raycore.messages import StepPlan
+from raycore.parts.transfers.connectors.connector import (
+    ConnectorSetup,
+    KVConnectorBase,
+    KVConnectorRole,
+    TransferRequest,
+)
 from simulation.worker import complaints
 from simulation.world import kernel
 

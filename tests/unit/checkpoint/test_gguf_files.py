@@ -9,12 +9,12 @@ from families import make_checkpoint
 
 from raycore.checkpoint.gguf.header import read_gguf, shortest_float
 from raycore.checkpoint.hub_cache import find_directory
-from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.config import resolve
 from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidInput
+from raycore.parts.adapters.checkpoint.spec import LoraSpec
 
 gguf = pytest.importorskip("gguf", reason="needs the extra gguf")
 

@@ -13,8 +13,8 @@ from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import layer_costs
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.mixers.latent import LatentHeads
-from raycore.models.moe import ExpertChoice, SharedExperts
 from raycore.models.spec import ModelSpec
+from raycore.parts.experts.models import ExpertChoice, SharedExperts
 
 YARN = {
     "type": "yarn",

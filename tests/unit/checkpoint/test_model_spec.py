@@ -13,9 +13,9 @@ from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.mamba2 import Mamba2Spec
-from raycore.models.moe import ExpertChoice, ExpertNames, MoeSpec, SharedExperts
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
+from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, SharedExperts
 
 HYBRID = "GraniteMoeHybridForCausalLM"
 LLAMA31_SCALING = {

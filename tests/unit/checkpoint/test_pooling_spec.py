@@ -13,8 +13,8 @@ from safetensors.torch import save_file
 from raycore.checkpoint.model_spec import load_model_spec, pools_by_itself, read_config
 from raycore.checkpoint.sentence_transformers import max_sequence_length, read_modules
 from raycore.errors import InvalidCheckpoint
-from raycore.models.pooling import HeadActivation, HeadLinear, HeadNorm, HeadRows, PoolingSpec
-from raycore.models.pooling_forms import PoolingChoice, pooling_form
+from raycore.parts.pooling.models.forms import PoolingChoice, pooling_form
+from raycore.parts.pooling.models.pooling import HeadActivation, HeadLinear, HeadNorm, HeadRows, PoolingSpec
 
 CONFIG = {
     "hidden_size": 64,

@@ -10,8 +10,8 @@ from small_model import SPEC
 
 from raycore.checkpoint.stages import Stage, layer_costs, split_layers
 from raycore.errors import InvalidConfig
-from raycore.models.moe import MoeSpec, SharedExperts
 from raycore.models.spec import ModelSpec
+from raycore.parts.experts.models import MoeSpec, SharedExperts
 
 
 def spec_of(num_layers: int, vocab_size: int = 1, sparse_layers: list[bool] | None = None) -> ModelSpec:

@@ -13,15 +13,15 @@ import torch
 from safetensors.numpy import save_file
 
 from raycore.checkpoint import stored_model
-from raycore.checkpoint.eagle3_spec import Eagle3Spec
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.checkpoint.tensor_shapes import model_tensors
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
-from raycore.models.moe import ExpertChoice, MoeSpec, SharedExperts
 from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ModelSpec, Roots, TensorNames
+from raycore.parts.drafts.checkpoint import Eagle3Spec
+from raycore.parts.experts.models import ExpertChoice, MoeSpec, SharedExperts
 from raycore.weights.loader import RankLayout, load_decoder_weights
 from raycore.weights.share import WeightShare
 

@@ -11,7 +11,7 @@ from raycore.json_fields import JsonFields
 from raycore.models.registry import parse_model_spec
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
-from raycore.models.vision import VisionSpec, without_vision
+from raycore.parts.images.models import VisionSpec, without_vision
 
 TEXT = {"hidden_size": 3584, "num_hidden_layers": 4, "num_attention_heads": 28, "num_key_value_heads": 4}
 QWEN2_5: dict[str, Any] = {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": {}}

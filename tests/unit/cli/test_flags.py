@@ -12,9 +12,9 @@ from raycore import __version__
 from raycore.cli.main import main
 from raycore.config import resolve
 from raycore.config.profiler import ProfilerConfig
-from raycore.config.speculative import SpeculativeConfig
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
+from raycore.parts.drafts.config.speculative import SpeculativeConfig
 
 
 class StoppedError(InvalidConfig):
@@ -250,7 +250,7 @@ def test_a_draft_model_that_cant_be_read_is_named(command, tmp_path, capsys):
 
 
 def test_a_file_of_flags_may_list_adapters_as_objects(started, command, tmp_path, monkeypatch):
-    monkeypatch.setattr("raycore.server.adapters.check_adapters", lambda engine, options: None)
+    monkeypatch.setattr("raycore.parts.adapters.server.adapters.check_adapters", lambda engine, options: None)
     file = tmp_path / "flags.yaml"
     file.write_text("enable-lora: true\nlora-modules: [sums=/a, {name: products, path: /b}]\n")
     assert main([*command["serve"], "--config", str(file)]) == 1

@@ -7,14 +7,14 @@ import pytest
 from asks import checked
 
 from raycore.client.output_processor import OutputProcessor
-from raycore.client.pooling import not_generating, not_pooling, pooling_for_each, resolved
 from raycore.client.recorder import Recorder
 from raycore.client.request_state import PooledOutput
-from raycore.client.scoring import paired
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.messages import NO_LOAD, FinishedRequest, OutputBatch, Pooled
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.client.pooling import not_generating, not_pooling, pooling_for_each, resolved
+from raycore.parts.pooling.client.scoring import paired
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
 from raycore.text.tokenizer import Tokenizer
 

@@ -11,9 +11,9 @@ from configs import make_config
 from raycore.client.request_table import RequestTable
 from raycore.client.routes import Routes
 from raycore.client.routing import Router
-from raycore.client.transfers import PrefixTransfers
-from raycore.kv_transfer.peers.settings import DisaggregationSettings
 from raycore.messages import CacheChanges, EngineRequest
+from raycore.parts.transfers.client import PrefixTransfers
+from raycore.parts.transfers.connectors.peers.settings import DisaggregationSettings
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 

@@ -18,10 +18,10 @@ from raycore.beam_search import BeamSearchParams
 from raycore.client import rank_connections
 from raycore.client.client import EngineClient
 from raycore.client.inputs import ParsedPrompt
-from raycore.config.structured_outputs import parse_structured_outputs_config
 from raycore.engine.rank_events import RanksLost, RankUp
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.messages import EngineInfo, EngineRequest
+from raycore.parts.constraints.config.structured_outputs import parse_structured_outputs_config
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.no_tokenizer import NoTokenizer

@@ -8,9 +8,9 @@ from asks import checked
 from configs import make_config
 
 from raycore.client.request_table import RequestTable
-from raycore.client.transfers import PrefixTransfers
-from raycore.kv_transfer.peers.settings import DisaggregationSettings
 from raycore.messages import NO_LOAD, CacheChanges, FinishedRequest, OutputBatch
+from raycore.parts.transfers.client import PrefixTransfers
+from raycore.parts.transfers.connectors.peers.settings import DisaggregationSettings
 from raycore.sampling_params import SamplingParams
 
 PROMPT = list(range(1, 50))

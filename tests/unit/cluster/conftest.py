@@ -14,8 +14,8 @@ from fake_runtime import DRIVER, FakeActor, FakeRuntime
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
-from raycore.config.kv_transfer import KVTransferConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
+from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
 
 
 def engine_config(

@@ -15,11 +15,11 @@ from ray.exceptions import RayActorError
 from raycore.activity import RUNNING
 from raycore.cluster.desired import WeightState
 from raycore.cluster.manager import shape_of
-from raycore.cluster.regrouping import CannotMove
 from raycore.errors import InitializationError, InvalidConfig, PlacementShortage
-from raycore.lora.added import AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
 from raycore.messages import WeightVersion
+from raycore.parts.adapters.values import AddedAdapter, AddedAdapters
+from raycore.parts.experts.cluster import CannotMove
 
 STANDBYS = {"standby_delay_s": 30.0}
 

@@ -9,8 +9,8 @@ from fake_runtime import DRIVER, PENDING, in_actor
 
 from raycore.activity import RUNNING
 from raycore.cluster.supervisor import WatchView
-from raycore.config.kv_transfer import OFFLOAD, KVTransferConfig
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, PlacementShortage, WorkerFailed
+from raycore.parts.transfers.config.kv_transfer import OFFLOAD, KVTransferConfig
 
 SHARES = {"enable_expert_parallel": True}
 TOO_LITTLE = [(5 << 20, 3 << 20)]

@@ -21,7 +21,7 @@ from raycore.compat.tensors import (
     tensor2binary,
 )
 from raycore.errors import InvalidRequest
-from raycore.server.pooling.encoding import metadata
+from raycore.parts.pooling.server.encoding import metadata
 
 VALUES = torch.tensor([[1.0, -2.5], [0.25, 3.0]])
 

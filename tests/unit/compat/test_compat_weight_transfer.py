@@ -15,9 +15,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from raycore.compat import weight_transfer
 from raycore.compat.weight_transfer import IPCTrainerSendWeightsArgs, IPCWeightTransferEngine
-from raycore.config.weight_transfer import WeightTransferConfig
 from raycore.errors import InvalidConfig, RaycoreError
-from raycore.weight_transfer.ways import make_way
+from raycore.parts.weights.config import WeightTransferConfig
+from raycore.parts.weights.transfer.ways import make_way
 
 WEIGHTS = {"a": torch.arange(6.0), "b": torch.ones(2, 3, dtype=torch.bfloat16)}
 

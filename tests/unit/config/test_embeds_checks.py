@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from raycore.config import resolve
-from raycore.config.multimodal import EncoderLimits
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
+from raycore.parts.images.config import EncoderLimits
 
 DRAFTS = {"method": "draft_model", "model": str(demo_model_path()), "num_speculative_tokens": 2}
 

@@ -9,7 +9,7 @@ import msgspec
 
 import raycore
 from raycore.config import ENGINE_OPTIONS
-from raycore.config.options import Option, option, options_of
+from raycore.options.declared import Option, option, options_of
 from raycore.server.listen_options import LISTEN_OPTIONS
 from raycore.server.options import SERVER_OPTIONS
 

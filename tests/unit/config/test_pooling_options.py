@@ -7,9 +7,9 @@ import json
 import pytest
 
 from raycore.config import PoolerConfig, resolve
-from raycore.config.pooling import parse_pooler_config
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig
+from raycore.parts.pooling.config import parse_pooler_config
 
 CONFIG = {
     "hidden_size": 64,

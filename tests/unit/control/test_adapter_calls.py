@@ -15,11 +15,11 @@ from waiting import LONG_S
 from raycore.activity import RUNNING
 from raycore.cluster.desired import Desired, DesiredState, WeightState
 from raycore.config import LoRAConfig
-from raycore.control.added_adapters import AdapterCalls
 from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest, RpcTimeout
-from raycore.lora.added import AddedAdapters
 from raycore.lora.request import LoRARequest
 from raycore.messages import FIRST_WEIGHTS
+from raycore.parts.adapters.control import AdapterCalls
+from raycore.parts.adapters.values import AddedAdapters
 
 A, B = LoRARequest("a", 1, "/a"), LoRARequest("b", 2, "/b")
 

@@ -38,15 +38,15 @@ from raycore.encoder.weights import load_encoder_weights
 from raycore.fallback.decoder import TransformersDecoder
 from raycore.fallback.networks import load_network
 from raycore.layers.operations import Operations
-from raycore.models.moe import MoeSpec
-from raycore.models.pooling_forms import PoolingChoice
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.experts.models import MoeSpec
+from raycore.parts.pooling.models.forms import PoolingChoice
+from raycore.parts.weights.worker.in_place import weight_tensors
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.share import WeightShare
-from raycore.worker.in_place import weight_tensors
 
 PROMPTS = [[5, 9, 11, 3], [7], [8, 4, 20, 33, 6, 2, 19]]
 NUM_TOKENS = sum(map(len, PROMPTS))

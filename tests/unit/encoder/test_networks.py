@@ -23,9 +23,9 @@ from raycore.kernels import library
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations, check_tiles
 from raycore.messages import NewRequest, StepPlan
-from raycore.models.pooling_forms import PoolingChoice
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.pooling.models.forms import PoolingChoice
 from raycore.sampling_params import SamplingParams
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch

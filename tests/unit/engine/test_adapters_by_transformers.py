@@ -15,7 +15,6 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
@@ -23,6 +22,7 @@ from raycore.errors import InvalidAdapter
 from raycore.executor.inline import InlineExecutor
 from raycore.lora.request import LoRARequest
 from raycore.messages import EngineRequest
+from raycore.parts.adapters.checkpoint.spec import LoraSpec
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 from configs import make_config
-from test_core import FakeExecutor
+from fake_executor import FakeExecutor
 
 from raycore.cache_layout import KVCacheConfig, LayerCacheSpec, WorkerCacheSpec
 from raycore.config import EngineConfig

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from test_core import request
+from fake_executor import request
 
 from raycore.engine.decoding import decode_requests
 

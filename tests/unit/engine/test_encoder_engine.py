@@ -10,11 +10,11 @@ from encoder_equality import check_results, configured, prompts
 from pooled_equality import TOLERANCE, pool
 
 from raycore.client.inputs import parse_prompts
-from raycore.client.pooling import PLACEHOLDER, resolved
 from raycore.engine.core import EngineCore
 from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
+from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
 from raycore.text.pairs import PairFormat, pair_prompts
 from raycore.text.tokenizer import Tokenizer
 from raycore.worker.rank import RankIdentity

@@ -9,17 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 from configs import make_config
-from test_core import FakeExecutor, request, run_to_end
+from fake_executor import FakeExecutor, request, run_to_end
 
 from raycore.engine import kv_transfer, parts  # noqa: F401  # all classes of parts
 from raycore.engine.core import EngineCore
-from raycore.engine.kv_transfer import ConnectorCalls, KVEvents
 from raycore.engine.part import EngineHooks, EnginePart, Prepared
 from raycore.engine.parts import make_parts
 from raycore.engine.preparation import AdapterWaits, GrammarWaits, NoAdapters
 from raycore.engine.scheduling import Shared
 from raycore.engine.step_timing import SpeculationTiming
 from raycore.messages import StepPlan
+from raycore.parts.transfers.engine import ConnectorCalls, KVEvents
 from raycore.scheduler.outputs import StepOutputs
 
 CALLED_ON_PARTS = {"calls", "addresses", "cache_logs", "close"}

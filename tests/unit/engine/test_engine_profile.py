@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from configs import make_config
-from test_core import FakeExecutor, request
+from fake_executor import FakeExecutor, request
 from traces import Trace, read_trace
 
 from raycore.config.profiler import ProfilerConfig

@@ -8,20 +8,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import msgspec
 import pytest
-from configs import make_config
-from test_core import request
-from test_lockstep import Exchange, SharingExecutor
+from fake_executor import request
+from sharing_executor import Exchange, SharingExecutor, config_of
 from waiting import LONG_S
 
 from raycore.activity import RUNNING
 from raycore.config import EngineConfig
 from raycore.engine.core import EngineCore
-from raycore.engine.lockstep import run_lockstep_loop
 from raycore.engine.loop import run_loop
 from raycore.engine.mailbox import Mailbox, PauseForRegrouping, Regroup, SetActivity, StartWave, Submit
-from raycore.engine.waves import Waves
 from raycore.errors import EngineDeadError
 from raycore.messages import OutputBatch, client_of, first_seq_id
+from raycore.parts.experts.engine.lockstep import run_lockstep_loop
+from raycore.parts.experts.engine.waves import Waves
 from raycore.worker.rank import Regrouping
 
 
@@ -47,12 +46,6 @@ class MovingExecutor(SharingExecutor):
     def collective_rpc(self, method, timeout=None, args=(), kwargs=None):
         self.calls.append(getattr(method, "__name__", method))
         return []
-
-
-def config_of(num_ranks: int) -> EngineConfig:
-    config = make_config()
-    parallel = msgspec.structs.replace(config.parallel, data_parallel_size=num_ranks, enable_expert_parallel=True)
-    return msgspec.structs.replace(config, parallel=parallel)
 
 
 class Engine:

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from configs import make_config
-from test_core import FakeExecutor, request, run_to_end
+from fake_executor import FakeExecutor, request, run_to_end
 from test_loop import started_loop
 from waiting import LONG_S
 
-from raycore.engine import grammars
 from raycore.engine.core import EngineCore
-from raycore.engine.lockstep import run_lockstep_loop
 from raycore.engine.mailbox import Abort, Mailbox, Submit
-from raycore.engine.waves import Waves
 from raycore.messages import EngineRequest, OutputBatch
+from raycore.parts.constraints import engine as grammars
+from raycore.parts.experts.engine.lockstep import run_lockstep_loop
+from raycore.parts.experts.engine.waves import Waves
 from raycore.structured_outputs import StructuredOutputsParams
 
 

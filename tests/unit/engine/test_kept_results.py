@@ -18,11 +18,11 @@ from waiting import eventually
 
 from raycore.activity import RUNNING, Activity
 from raycore.engine.core import EngineCore
-from raycore.kv_transfer.offload.files import BlockFiles
-from raycore.kv_transfer.offload.worker import OffloadWorker
 from raycore.messages import EngineRequest
+from raycore.parts.transfers.connectors.offload.files import BlockFiles
+from raycore.parts.transfers.connectors.offload.worker import OffloadWorker
+from raycore.parts.transfers.worker import WorkerTransfers
 from raycore.sampling_params import SamplingParams
-from raycore.worker.transfers import WorkerTransfers
 
 ALL_ASLEEP = Activity(True, 2, ("kv_cache", "weights"))
 HOST = {"cpu_bytes_to_use": 8 << 20}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from configs import make_config
-from test_core import FakeExecutor, request, run_to_end
+from fake_executor import FakeExecutor, request, run_to_end
 from waiting import LONG_S
 
 from raycore.engine.core import EngineCore

@@ -15,12 +15,12 @@ from waiting import eventually
 from raycore.activity import RUNNING, Activity
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
-from raycore.engine.kv_transfer import ConnectorCalls
 from raycore.errors import InvalidConfig
 from raycore.executor.inline import InlineExecutor
-from raycore.kv_transfer.connector import connector_class
-from raycore.kv_transfer.offload.connector import OffloadConnector
 from raycore.messages import EngineRequest, ExternalHits
+from raycore.parts.transfers.connectors.connector import connector_class
+from raycore.parts.transfers.connectors.offload.connector import OffloadConnector
+from raycore.parts.transfers.engine import ConnectorCalls
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 from configs import make_config
-from test_core import TOKEN, FakeExecutor, request
+from fake_executor import TOKEN, FakeExecutor, request
 from waiting import LONG_S
 
 from raycore.activity import RUNNING, TAGS, Activity

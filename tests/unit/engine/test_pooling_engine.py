@@ -7,10 +7,10 @@ import pytest
 from pooled_equality import PoolingCheckpoints, check_every_schedule, configured, pool
 from pooling_checkpoints import CASES, prompts
 
-from raycore.client.pooling import PLACEHOLDER, resolved
 from raycore.engine.core import EngineCore
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
+from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
 from raycore.pooling_params import PoolingParams
 from raycore.worker.rank import RankIdentity
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from configs import make_config
-from test_core import FakeExecutor, request
+from fake_executor import FakeExecutor, request
 
 from raycore.config import LoRAConfig
 from raycore.engine.core import EngineCore

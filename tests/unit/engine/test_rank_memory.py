@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from test_core import FakeExecutor
+from fake_executor import FakeExecutor
 
 from raycore.activity import RUNNING, TAGS
 from raycore.cache_layout import CacheLayout, CacheLimits, KVCacheConfig

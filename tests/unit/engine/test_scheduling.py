@@ -10,18 +10,18 @@ import pytest
 from configs import make_config
 
 from raycore.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerConfig
-from raycore.config.kv_transfer import KVTransferConfig
-from raycore.config.speculative import SpeculativeConfig
 from raycore.engine.scheduling import Shared, make_scheduler
 from raycore.messages import EngineRequest
+from raycore.parts.adapters.scheduler import AdapterLimit
+from raycore.parts.drafts.config.speculative import SpeculativeConfig
+from raycore.parts.drafts.scheduler.drafting import DraftPlanning
+from raycore.parts.drafts.scheduler.speculation import Speculation
+from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
+from raycore.parts.transfers.scheduler.cache_events import CacheEvents
+from raycore.parts.transfers.scheduler.transfers import Transfers
 from raycore.sampling_params import SamplingParams
-from raycore.scheduler.adapter_limit import AdapterLimit
-from raycore.scheduler.cache_events import CacheEvents
-from raycore.scheduler.drafting import DraftPlanning
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.scheduler import Scheduler
-from raycore.scheduler.transfers import Transfers
-from raycore.speculation.speculation import Speculation
 
 CACHE = SimpleNamespace(num_blocks=8, layout=None)
 SPECULATION = Speculation(SpeculativeConfig("ngram", 2), 4)

@@ -11,8 +11,8 @@ from mixed_requests import TOKENS, make_requests, run
 from number_formats import REPEATABLE
 
 from raycore.engine import scheduling
-from raycore.speculation.drafts import Drafts
-from raycore.speculation.speculation import Speculation
+from raycore.parts.drafts.scheduler.drafts import Drafts
+from raycore.parts.drafts.scheduler.speculation import Speculation
 
 LIMITS = {"max_num_seqs": 12, "max_num_batched_tokens": 96, "block_size": 8}
 ABORTED_AT = {3: 5, 11: 1, 17: 9, 24: 2}

@@ -18,9 +18,9 @@ from raycore.engine.core import EngineCore
 from raycore.errors import InvalidConfig, WorkerFailed
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
+from raycore.parts.drafts.scheduler.drafts import Drafts
+from raycore.parts.drafts.scheduler.speculation import Speculation
 from raycore.sampling_params import SamplingParams
-from raycore.speculation.drafts import Drafts
-from raycore.speculation.speculation import Speculation
 from raycore.worker.rank import RankIdentity
 
 FAMILIES = ["qwen3_next", "granitemoehybrid"]

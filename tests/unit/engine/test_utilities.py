@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from configs import make_config
-from test_core import FakeExecutor
+from fake_executor import FakeExecutor
 
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.mailbox import Utility
 from raycore.engine.preparation import AdapterWaits
 from raycore.engine.utilities import Utilities, call_utility
 from raycore.errors import InvalidCheckpoint, InvalidInput, InvalidRequest, WorkerFailed
-from raycore.lora.added import AddedAdapter, AddedAdapters
 from raycore.lora.request import LoRARequest
 from raycore.messages import NO_LOAD
+from raycore.parts.adapters.values import AddedAdapter, AddedAdapters
 
 
 class Target:

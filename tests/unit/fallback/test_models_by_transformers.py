@@ -24,12 +24,12 @@ from raycore.fallback import trace as tracing
 from raycore.fallback.decoder import TransformersDecoder
 from raycore.fallback.networks import load_network
 from raycore.kernels import Backend
-from raycore.layers.lora import Adapters
 from raycore.layers.operations import Operations
 from raycore.models.registry import FAMILIES
 from raycore.models.spec import LinearShape, ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.lora_weights import LoraLinear, LoraPart, LoraWeights
+from raycore.parts.adapters.layers import Adapters
+from raycore.parts.adapters.weights import LoraLinear, LoraPart, LoraWeights
 from raycore.worker.compute_backend import ComputeBackend
 
 CPU = torch.device("cpu")

@@ -14,9 +14,9 @@ from native_kernels import assert_near, needs_kernels, randn
 
 from raycore.kernels import library
 from raycore.layers.linear import PlainLinear
-from raycore.layers.lora import AdapterRows, NativeAdaptedLinear, PackedLora
 from raycore.messages import NO_ADAPTER
-from raycore.weights.lora_weights import LoraLinear, LoraPart
+from raycore.parts.adapters.layers import AdapterRows, NativeAdaptedLinear, PackedLora
+from raycore.parts.adapters.weights import LoraLinear, LoraPart
 
 pytestmark = needs_kernels
 CPU = torch.device("cpu")

@@ -14,11 +14,11 @@ from waiting import LONG_S
 
 from raycore.layers.feed_forward import SparseFeedForward
 from raycore.layers.operations import Operations
-from raycore.models.moe import ExpertChoice, ExpertShare, MoeSpec, SharedExperts
 from raycore.parallel.collectives import SharedMemoryCollectives
-from raycore.parallel.experts import ExpertParallel, SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.moe_weights import MoeWeights, SharedExpertWeights
+from raycore.parts.experts.models import ExpertChoice, ExpertShare, MoeSpec, SharedExperts
+from raycore.parts.experts.parallel import ExpertParallel, SplitExperts
+from raycore.parts.experts.weights import MoeWeights, SharedExpertWeights
 
 CPU = torch.device("cpu")
 HIDDEN = 12

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from raycore.layers.feed_forward import SparseFeedForward
 from raycore.layers.linear import LinearInParts, ReducedLinear
-from raycore.models.moe import ExpertChoice, MoeSpec
-from raycore.parallel.experts import SplitExperts
 from raycore.parallel.tensor_parallel import TensorParallel, sum_in_pairs
-from raycore.weights.moe_weights import MoeWeights
+from raycore.parts.experts.models import ExpertChoice, MoeSpec
+from raycore.parts.experts.parallel import SplitExperts
+from raycore.parts.experts.weights import MoeWeights
 
 
 class Gathered:

@@ -12,9 +12,9 @@ from no_waiting import NoWaiting
 from small_model import SPEC, make_runner, make_weights, new_request, plan, tokens_of
 from triton.runtime.interpreter import GridExecutor
 
-from raycore.models.pooling import HeadLinear, PoolingSpec
-from raycore.pooling.heads import random_heads
-from raycore.pooling.pooler import Pooler
+from raycore.parts.pooling.layers.heads import random_heads
+from raycore.parts.pooling.layers.pooler import Pooler
+from raycore.parts.pooling.models.pooling import HeadLinear, PoolingSpec
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 

@@ -9,10 +9,10 @@ import pytest
 from small_model import BLOCK_SIZE, NUM_BLOCKS, make_runner, new_request, plan, tokens_of
 
 from raycore.messages import StepPlan, StepResult
-from raycore.runner.drafting.drafter import NO_DRAFTS, Drafter, Drafting
+from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter, Drafting
+from raycore.parts.pooling.runner import PoolingHead
 from raycore.runner.heads import Head, NextStage
 from raycore.runner.part import PlanFollower, RunnerPart
-from raycore.runner.pooling_head import PoolingHead
 from raycore.runner.sampling_head import SamplingHead
 from raycore.runner.sources import Source, StageBefore, Tokens, TokensWithImages
 from raycore.runner.step_parts import AdaptedRows, Lockstep, ReturnedTokens

@@ -15,8 +15,8 @@ import torch
 from small_model import make_sampling
 
 from raycore.demo import demo_model_path
-from raycore.grammar.compiler import GrammarCompiler
 from raycore.messages import ThinkingLimit
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.sampling import sampler
 from raycore.sampling.sampler import SampledTokens, Sampler
 from raycore.sampling_params import SamplingParams

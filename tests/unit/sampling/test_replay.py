@@ -8,9 +8,9 @@ import torch
 from configs import make_config
 from small_model import make_sampling
 
-from raycore.client.thinking import ThinkingLimits
 from raycore.errors import InvalidRequest
 from raycore.messages import EngineRequest
+from raycore.parts.constraints.client import ThinkingLimits
 from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_model import make_sampling
 
-from raycore.client.thinking import ThinkingLimits
 from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.messages import ThinkingLimit
+from raycore.parts.constraints.client import ThinkingLimits
+from raycore.parts.constraints.sampling import forced_token
 from raycore.reasoning_tags import TAGS, ReasoningTags
 from raycore.sampling.sampler import Sampler
-from raycore.sampling.thinking import forced_token
 from raycore.sampling_params import SamplingParams
 from raycore.server.parsers.reasoning import PARSERS, tags_of
 from raycore.text.tokenizer import Tokenizer

@@ -13,18 +13,18 @@ from fake_connector import Chances, FakeConnector
 from fake_engine_core import FakeEngineCore
 from scheduler_parts import part_of
 
-from raycore.config.multimodal import EncoderLimits
 from raycore.kvcache.snapshots import Snapshots
 from raycore.messages import Feature, FeatureData
-from raycore.scheduler.adapter_limit import AdapterLimit
-from raycore.scheduler.cache_events import CacheEvents
-from raycore.scheduler.drafting import DraftPlanning
-from raycore.scheduler.encoder_inputs import EncoderInputs
+from raycore.parts.adapters.scheduler import AdapterLimit
+from raycore.parts.drafts.scheduler.drafting import DraftPlanning
+from raycore.parts.images.config import EncoderLimits
+from raycore.parts.images.scheduler import EncoderInputs
+from raycore.parts.transfers.scheduler.cache_events import CacheEvents
+from raycore.parts.transfers.scheduler.transfers import Transfers
 from raycore.scheduler.part import Hooks, SchedulerPart, Start
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.step_builder import StepBuilder
-from raycore.scheduler.transfers import Transfers
 
 PARTS: dict[type[SchedulerPart], dict[str, Any]] = {
     Prefixes: {},

@@ -13,9 +13,9 @@ import pytest
 
 from raycore.errors import InvalidRequest
 from raycore.lora.request import LoRARequest
-from raycore.serve.adapters import DynamicAdapters, HeldAdapter, adapter_names
+from raycore.parts.adapters.serve import DynamicAdapters, HeldAdapter, adapter_names
+from raycore.parts.adapters.server.adapters import OfferedAdapter, Subscriber
 from raycore.serve.config import LoraConfig
-from raycore.server.adapters import OfferedAdapter, Subscriber
 from raycore.server.errors import APIError
 
 

@@ -14,7 +14,7 @@ import pytest
 from asgi_client import Client
 from fake_engine import FakeEngine
 
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.server import ServerOptions, build_app, load_adapters
 
 

@@ -9,8 +9,8 @@ import pytest
 from fake_engine import FakeEngine
 
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
+from raycore.parts.adapters.server.adapters import OfferedAdapters
 from raycore.server import ServerOptions
-from raycore.server.adapters import OfferedAdapters
 from raycore.server.errors import NotAllowed, NotFound
 from raycore.server.multi_process.driver_calls import DriverCalls, run_call
 from raycore.server.multi_process.reports import Report

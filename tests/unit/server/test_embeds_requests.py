@@ -13,7 +13,7 @@ from configs import SPEC, make_config
 
 from raycore.client.inputs import OnlyText
 from raycore.client.prompt_embeds import PromptEmbeds
-from raycore.config.multimodal import EncoderLimits
+from raycore.parts.images.config import EncoderLimits
 
 TEXT = " 85 is the answer"
 

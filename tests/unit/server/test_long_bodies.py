@@ -14,7 +14,7 @@ from asgi_client import Answer, Client
 from fake_engine import EMBEDS, FakeEngine
 from waiting import LONG_S
 
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.server import ServerOptions, build_app
 
 LONG = "a" * 300_000

@@ -13,7 +13,7 @@ from asgi_client import Client
 from fake_engine import CLASSIFIES, EMBEDS, SCORES, FakeEngine, pooled
 
 from raycore.errors import RequestFailed
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
 
 TEXTS = ["27 + 58 =", "what is it?"]

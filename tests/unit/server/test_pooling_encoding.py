@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from raycore.server.pooling.encoding import as_bytes, as_json, packed_bits
+from raycore.parts.pooling.server.encoding import as_bytes, as_json, packed_bits
 
 TYPES = {
     "float32": torch.float32,

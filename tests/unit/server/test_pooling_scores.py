@@ -12,7 +12,7 @@ from fake_engine import CLASSIFIES, EMBEDS, SCORES, FakeEngine, pooled
 from tokenizers import processors
 from tokenizers_for_tests import byte_level, write
 
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
 from raycore.server import ServerOptions, build_app
 from raycore.text.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ from asgi_client import Client
 from fake_engine import CLASSIFIES, EMBEDS, SCORES, FakeEngine
 from tokenizers_for_tests import word_piece, write
 
-from raycore.models.pooling import PoolingSpec
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.server import ServerOptions, build_app
 from raycore.text.tokenizer import Tokenizer
 

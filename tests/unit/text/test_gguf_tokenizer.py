@@ -9,7 +9,7 @@ import pytest
 from tokenizers_for_tests import byte_level as small_byte_level
 
 from raycore.errors import InvalidCheckpoint
-from raycore.grammar.compiler import GrammarCompiler
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.tokenizer import Tokenizer
 from raycore.text.tokenizer_files import read_eos_token_id, read_tokenizer_text

@@ -17,9 +17,9 @@ from raycore.decoder.decoder import Decoder, embed
 from raycore.errors import InvalidCheckpoint
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations
-from raycore.models.pooling import PoolingSpec
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.weights.gguf_slice import GgufMapping
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight

@@ -19,20 +19,20 @@ from small_model import make_runner
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.checkpoint.lora_spec import LoraSpec
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.decoder.decoder import Decoder
 from raycore.decoder.mixer import reorder_adapter_
 from raycore.errors import InvalidCheckpoint
-from raycore.layers.lora import Adapters
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations
 from raycore.models.quantization import WeightScheme
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.adapters.checkpoint.spec import LoraSpec
+from raycore.parts.adapters.layers import Adapters
+from raycore.parts.adapters.weights import load_lora_weights
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.linear_formats import CONVERTED, EVERY_INTEGERS, STORED_INTEGERS
 from raycore.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
-from raycore.weights.lora_weights import load_lora_weights
 from raycore.weights.packed_weight import PackedWeight, pack
 from raycore.weights.share import WeightShare
 from raycore.weights.weight import Weight

@@ -15,15 +15,15 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from raycore.checkpoint.weight_files import read_header
 from raycore.layers.native_operations import NativeOperations
-from raycore.layers.routed_experts import TorchExperts
-from raycore.models.moe import ExpertChoice, ExpertShare, MoeSpec
 from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ClampedSwiglu
+from raycore.parts.experts.layers.routed_experts import TorchExperts
+from raycore.parts.experts.models import ExpertChoice, ExpertShare, MoeSpec
+from raycore.parts.experts.weights import MoeLayout, MoeWeights
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.linear_formats import CONVERTED, STORED_INTEGERS
-from raycore.weights.moe_weights import MoeLayout, MoeWeights
 from raycore.weights.mxfp4 import read_mxfp4
 from raycore.weights.share import WeightShare
 

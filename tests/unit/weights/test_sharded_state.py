@@ -10,9 +10,9 @@ import msgspec
 import pytest
 import torch
 from configs import make_config
+from expert_checkpoints import QWEN as MOE
+from expert_checkpoints import make_tensors as make_moe_tensors
 from test_loader import PLAIN, SPEC, TIED, equal, flat, make_tensors, write
-from test_moe_weights import QWEN as MOE
-from test_moe_weights import make_tensors as make_moe_tensors
 
 from raycore.checkpoint.sharded_state import (
     Division,

@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 import torch
+from expert_checkpoints import QWEN
 from small_model import SPEC
-from test_moe_weights import QWEN
 
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidConfig

@@ -10,8 +10,8 @@ import torch
 from configs import SPEC
 
 from raycore.kernels import Backend
-from raycore.models.moe import ExpertChoice, MoeSpec
 from raycore.models.spec import ClampedSwiglu, GateFunction, QueryScale
+from raycore.parts.experts.models import ExpertChoice, MoeSpec
 from raycore.worker.compute_backend import ComputeBackend
 
 CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, ExpertChoice(has_correction=True))

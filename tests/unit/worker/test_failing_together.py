@@ -162,7 +162,7 @@ def test_all_workers_stop_waiting_when_one_fails_in_a_change_of_their_group(
 ) -> None:
     workers = make_workers(tmp_path, KINDS["experts"])
     regrouping = Regrouping(2, 1, offer("127.0.0.1"), 1)
-    saboteur.install(monkeypatch, "raycore.worker.weight_exchange.WeightExchange.exchange")
+    saboteur.install(monkeypatch, "raycore.parts.experts.worker.exchange.WeightExchange.exchange")
 
     def work(worker: Worker) -> None:
         live(worker)

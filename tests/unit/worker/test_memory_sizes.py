@@ -15,7 +15,7 @@ from test_worker import ALONE, MOE, SHAPE
 
 from raycore.config import resolve
 from raycore.errors import InvalidConfig
-from raycore.weights.lora_weights import largest_lora_bytes
+from raycore.parts.adapters.weights import largest_lora_bytes
 from raycore.worker.memory_sizes import MemorySizes
 from raycore.worker.setup import set_up
 

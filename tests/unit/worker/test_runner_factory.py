@@ -9,7 +9,7 @@ from test_setup import make
 from test_worker_model import build
 
 from raycore.cache_layout import KVCacheConfig
-from raycore.runner.drafting.drafter import NO_DRAFTS, Drafter
+from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter
 from raycore.runner.heads import NextStage
 from raycore.runner.runner import ModelRunner
 from raycore.runner.sampling_head import SamplingHead

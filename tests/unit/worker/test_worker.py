@@ -26,11 +26,11 @@ from raycore.checkpoint import stored_model
 from raycore.config import EngineConfig, resolve
 from raycore.demo import DEMO_MODEL_DIR, demo_model_path
 from raycore.errors import InvalidCheckpoint, InvalidConfig
-from raycore.grammar import native
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
 from raycore.node import resources as host
 from raycore.node.listeners import offer
 from raycore.parallel import peer_memory
+from raycore.parts.constraints.grammar import native
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.worker.rank import WorkerRank

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from test_setup import make
 
-from raycore.layers.lora import Adapters
+from raycore.parts.adapters.layers import Adapters
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.rank import WorkerRank
 from raycore.worker.setup import WorkerSetup

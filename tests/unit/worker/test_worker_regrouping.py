@@ -19,9 +19,9 @@ from test_worker import MOE, SHAPE, a_request_and_its_plans, run_together
 from raycore.config import resolve
 from raycore.messages import StepPlan, StepResult
 from raycore.node.listeners import offer
-from raycore.weights.eagle3_weights import random_eagle3_weights
+from raycore.parts.adapters.weights import largest_lora_bytes
+from raycore.parts.drafts.weights import random_eagle3_weights
 from raycore.weights.loader import random_decoder_weights
-from raycore.weights.lora_weights import largest_lora_bytes
 from raycore.weights.share import WeightShare
 from raycore.worker.rank import Regrouping, WorkerRank
 from raycore.worker.worker import Worker

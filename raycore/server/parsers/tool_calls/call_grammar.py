@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from raycore.grammar.lark import SpecialTokens, tag_rule
+from raycore.parts.constraints.grammar.lark import SpecialTokens, tag_rule
 
 Schemas = Mapping[str, Mapping[str, Any]]
 """The JSON schema of each function's parameters, by the function's name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from raycore.grammar.lark import SpecialTokens, tag_rule
+from raycore.parts.constraints.grammar.lark import SpecialTokens, tag_rule
 from raycore.server.parsers.tool_calls.base import ToolParser
 from raycore.server.parsers.tool_calls.tagged_values import TaggedValuesParser
 from raycore.server.parsers.tool_calls.value_scanner import ValueTags

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from raycore.grammar.lark import SpecialTokens, tag_rule
+from raycore.parts.constraints.grammar.lark import SpecialTokens, tag_rule
 from raycore.server.parsers.harmony import (
     CALL,
     CHANNEL,

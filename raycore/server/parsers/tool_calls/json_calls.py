@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import ClassVar
 
-from raycore.grammar.lark import SpecialTokens
+from raycore.parts.constraints.grammar.lark import SpecialTokens
 from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json
 from raycore.server.parsers.tool_calls.call_object import CallObject, Found
 from raycore.server.parsers.tool_calls.json_scanner import JsonScanner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 
-from raycore.grammar.lark import SpecialTokens, tag_rule
+from raycore.parts.constraints.grammar.lark import SpecialTokens, tag_rule
 from raycore.server.parsers.tags import num_begun
 from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser
 from raycore.server.parsers.tool_calls.json_calls import JsonCallParser

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from raycore.errors import InvalidRequest
-from raycore.grammar.references import References
+from raycore.parts.constraints.grammar.references import References
 from raycore.server.parsers.tool_calls.schema_parts import DEFINITIONS, Schema, check_references, items, named
 from raycore.structured_outputs import MAX_CHARACTERS
 

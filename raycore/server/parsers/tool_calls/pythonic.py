@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
-from raycore.grammar.lark import SpecialTokens
+from raycore.parts.constraints.grammar.lark import SpecialTokens
 from raycore.sampling_params import is_encodable
 from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json
 from raycore.server.parsers.tool_calls.parameters import Allowed, Parameter, parameters_of

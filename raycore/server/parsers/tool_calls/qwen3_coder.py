@@ -6,7 +6,7 @@ import json
 import re
 from typing import ClassVar
 
-from raycore.grammar.lark import SpecialTokens
+from raycore.parts.constraints.grammar.lark import SpecialTokens
 from raycore.server.parsers.tool_calls.base import Schemas
 from raycore.server.parsers.tool_calls.tagged_values import TaggedValuesParser
 from raycore.server.parsers.tool_calls.value_scanner import ValueTags

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from raycore.grammar.references import References, escaped
+from raycore.parts.constraints.grammar.references import References, escaped
 
 Schema = Mapping[str, Any]
 DEFINITIONS = ("$defs", "definitions")

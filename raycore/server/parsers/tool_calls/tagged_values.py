@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
-from raycore.grammar.lark import SpecialTokens, alternative, tag_rule
+from raycore.parts.constraints.grammar.lark import SpecialTokens, alternative, tag_rule
 from raycore.server.parsers.tags import num_begun
 from raycore.server.parsers.tool_calls.base import Delta, Schemas, ToolParser, as_json
 from raycore.server.parsers.tool_calls.parameters import Allowed, Parameter, parameters_of

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from support.scheduler_parts import parts_of
 
-from raycore.engine.kv_transfer import KVEvents
-from raycore.kv_transfer.events import AllBlocksCleared, BlockRemoved, BlockStored
-from raycore.scheduler.transfers import Transfers
+from raycore.parts.transfers.connectors.events import AllBlocksCleared, BlockRemoved, BlockStored
+from raycore.parts.transfers.engine import KVEvents
+from raycore.parts.transfers.scheduler.transfers import Transfers
 from simulation.cluster.accounts.account import Account, first_worker_of, ranks_of
 from simulation.worker import complaints
 from simulation.worker.transfers import transfers_of

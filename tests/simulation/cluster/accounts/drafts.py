@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from support.scheduler_parts import parts_of
 
-from raycore.scheduler.drafting import DraftPlanning
+from raycore.parts.drafts.scheduler.drafting import DraftPlanning
 from simulation.cluster.accounts.account import Account, first_worker_of, ranks_of
 from simulation.worker.steps import drafts_of, too_many_drafts
 

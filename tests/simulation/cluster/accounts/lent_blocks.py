@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from support.scheduler_parts import parts_of
 
 from raycore.activity import RUNNING
-from raycore.kv_transfer.peers.worker_side import Leases
+from raycore.parts.transfers.connectors.peers.worker_side import Leases
+from raycore.parts.transfers.scheduler.transfers import Transfers
 from raycore.scheduler.scheduler import Scheduler
-from raycore.scheduler.transfers import Transfers
 from simulation.cluster.accounts.account import Account, Run, ranks_of
 from simulation.world import kernel
 from simulation.world.kernel import Process

@@ -32,7 +32,7 @@ _METHODS = ("submit", "outputs", "reports", "on_rank_event", "finish_call", "abo
 def serving(llm: AsyncLLM, count: int) -> Generator[None, None, None]:
     """Have API servers serve while the block runs, as `raycore serve` does."""
     # imported lazily: the world has to be in its place before the product
-    from raycore.server.adapters import OfferedAdapters
+    from raycore.parts.adapters.server.adapters import OfferedAdapters
     from raycore.server.listen_options import ListenOptions
     from raycore.server.multi_process.api_servers import APIServers
     from raycore.server.options import ServerOptions

@@ -52,20 +52,20 @@ def a_rank_without_requests_leaves_a_wave() -> None:
 
 
 def ranks_are_not_told_of_a_wave() -> None:
-    from raycore.engine.waves import Waves
+    from raycore.parts.experts.engine.waves import Waves
 
     substitute(Waves, "start_wave", lambda self, wave: None)
 
 
 def a_wave_ends_though_a_rank_is_busy() -> None:
-    from raycore.engine.waves import Waves
+    from raycore.parts.experts.engine.waves import Waves
 
     original, number = Waves.step_done, itertools.count(1)
     substitute(Waves, "step_done", lambda self, is_busy: original(self, is_busy and next(number) % 20 != 0))
 
 
 def damaged_files_count() -> None:
-    from raycore.kv_transfer.offload.files import BlockFiles
+    from raycore.parts.transfers.connectors.offload.files import BlockFiles
 
     original = BlockFiles.read
 
@@ -79,7 +79,7 @@ def damaged_files_count() -> None:
 
 
 def a_load_is_reported_before_it_ends() -> None:
-    from raycore.kv_transfer.offload.worker import _Reader
+    from raycore.parts.transfers.connectors.offload.worker import _Reader
 
     original = _Reader.start
 
@@ -91,7 +91,7 @@ def a_load_is_reported_before_it_ends() -> None:
 
 
 def a_block_is_saved_before_it_is_complete() -> None:
-    from raycore.kv_transfer.offload.worker import OffloadWorker
+    from raycore.parts.transfers.connectors.offload.worker import OffloadWorker
 
     original = OffloadWorker._save
 
@@ -106,13 +106,13 @@ def a_block_is_saved_before_it_is_complete() -> None:
 
 
 def blocks_that_did_not_arrive_count() -> None:
-    from raycore.kv_transfer.peers.worker_side import PeersWorker
+    from raycore.parts.transfers.connectors.peers.worker_side import PeersWorker
 
     substitute(PeersWorker, "get_block_ids_with_load_errors", lambda self: [])
 
 
 def a_block_is_taken_for_another_one() -> None:
-    from raycore.kv_transfer.peers.reader import BlockReader
+    from raycore.parts.transfers.connectors.peers.reader import BlockReader
 
     original = BlockReader._write
 
@@ -123,14 +123,14 @@ def a_block_is_taken_for_another_one() -> None:
 
 
 def blocks_that_a_step_did_not_load_count() -> None:
-    from raycore.scheduler.transfers import Transfers
+    from raycore.parts.transfers.scheduler.transfers import Transfers
 
     original = Transfers.settle
     substitute(Transfers, "settle", lambda self, step, failed_blocks: original(self, step, ()))
 
 
 def kept_blocks_are_given_to_others() -> None:
-    from raycore.scheduler.transfers import Transfers
+    from raycore.parts.transfers.scheduler.transfers import Transfers
 
     original = Transfers.left
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from raycore.config.multimodal import EMBEDDED_PIECE_TOKENS
 from raycore.messages import Feature, FeatureData
+from raycore.parts.images.config import EMBEDDED_PIECE_TOKENS
 from simulation.cluster.kinds.kind import Asked, Kind
 from simulation.scenario import Request
 

@@ -25,13 +25,13 @@ from msgspec.structs import replace  # noqa: E402
 from raycore.activity import RUNNING  # noqa: E402
 from raycore.cluster.desired import Desired  # noqa: E402
 from raycore.cluster.following import Following, Loops  # noqa: E402
-from raycore.cluster.weights import EngineWeights  # noqa: E402
 from raycore.control import weight_updates  # noqa: E402
-from raycore.control.added_adapters import AdapterCalls  # noqa: E402
 from raycore.control.pauses import Pauses  # noqa: E402
-from raycore.control.weight_updates import WeightUpdates  # noqa: E402
-from raycore.engine.rank_weights import RankWeights  # noqa: E402
 from raycore.llm import AsyncLLM  # noqa: E402
+from raycore.parts.adapters.control import AdapterCalls  # noqa: E402
+from raycore.parts.weights.cluster import EngineWeights  # noqa: E402
+from raycore.parts.weights.control.updates import WeightUpdates  # noqa: E402
+from raycore.parts.weights.engine import RankWeights  # noqa: E402
 from simulation.cluster.deployments import PLAIN  # noqa: E402
 from simulation.cluster.making import scenario_of  # noqa: E402
 from simulation.cluster.play import play  # noqa: E402

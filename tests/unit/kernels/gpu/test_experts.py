@@ -11,8 +11,8 @@ from native_kernels import assert_near, randn
 
 from raycore.kernels.gpu import experts
 from raycore.layers.gate import gate_and_mul
-from raycore.models.moe import ExpertChoice
 from raycore.models.spec import ClampedSwiglu, Gate
+from raycore.parts.experts.models import ExpertChoice
 
 SEEDS = strategies.integers(0, 1 << 32)
 NORMALIZED = ExpertChoice(is_normalized=True)

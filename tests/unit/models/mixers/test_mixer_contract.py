@@ -18,7 +18,6 @@ from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.class_paths import import_path
 from raycore.decoder.mixer import Mixer
-from raycore.layers.lora import MAX_PARTS
 from raycore.models.linears import FusedLinear
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.kinds import REFUSED_ADAPTERS, StateSpec
@@ -26,6 +25,7 @@ from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.spec import MixerSpec, MixerTensor
 from raycore.models.rows import Rows
 from raycore.models.spec import ModelSpec
+from raycore.parts.adapters.layers import MAX_PARTS
 from raycore.state.recurrence import Recurrence
 from raycore.state.state_layers import empty_states, state_bytes
 from raycore.step.memory import MixerMemory

@@ -18,8 +18,8 @@ from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
+from raycore.parts.adapters.server.adapters import OfferedAdapter
 from raycore.server import ServerOptions, build_app
-from raycore.server.adapters import OfferedAdapter
 from raycore.server.batch.files import RequestFile, Result
 from raycore.server.batch.runner import run_lines
 from raycore.server.models import Models

@@ -15,7 +15,7 @@ from fake_engine import END_OF_TEXT, VOCAB_SIZE, FakeEngine
 
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig, InvalidRequest
-from raycore.grammar.compiler import GrammarCompiler
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.server import ServerOptions, build_app
 from raycore.text.tokenizer import Tokenizer
 

@@ -20,7 +20,7 @@ from tokenizers_for_tests import demo_with_special_tokens
 
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidConfig, InvalidRequest
-from raycore.grammar.compiler import GrammarCompiler
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.server import ServerOptions, build_app
 from raycore.text.tokenizer import Tokenizer
 

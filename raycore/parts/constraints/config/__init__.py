@@ -1,0 +1,1 @@
+"""The options of constraints and of reasoning."""

@@ -1,0 +1,135 @@
+"""Follows one output through a grammar, token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from raycore.errors import InvalidRequest
+from raycore.parts.constraints.grammar.free_text import FreeText
+from raycore.parts.constraints.grammar.native import reason_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class TokenMatcher:
+    """Follows one output, and tells which tokens may come next. `GrammarCompiler.matcher` creates it."""
+
+    def __init__(
+        self, native: LLMatcher, vocab_size: int, end_ids: Iterable[int], free_text: FreeText | None = None
+    ) -> None:
+        """Start at the beginning of an output.
+
+        Args:
+            native: the compiled grammar, in its initial state.
+            vocab_size: the width of the model's logits.
+            end_ids: the tokens that may end a complete output.
+            free_text: follows the unconstrained text before the constrained part; None if there is none.
+        """
+        self._native = native
+        self._vocab_size = vocab_size
+        self._end_ids = frozenset(token_id for token_id in end_ids if token_id < vocab_size)
+        self._free_text = free_text
+        self._output: NDArray[np.int32] = np.empty(0, np.int32)
+        """The output that has been followed."""
+        self._num_free: int | None = None if free_text is not None else 0
+        """How many tokens of the output are unconstrained text. None: all so far."""
+        self._num_kept = 0
+        """How many tokens of the tag that ends the unconstrained text the native matcher has consumed, too."""
+        self._ended_at: int | None = None
+        """The number of tokens with which the output has ended. The native matcher hasn't consumed the last one."""
+
+    def allowed_after(self, output: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which tokens may follow `output`, as bool[vocab_size]; at least one. After an ended output: the end tokens.
+
+        Args:
+            output: all tokens so far. Those in which it differs from the `output` of the previous call are taken back.
+
+        Raises:
+            InvalidRequest: `output` doesn't follow the grammar, no token can come next, or the grammar is too complex.
+        """
+        num_common = _num_common(self._output, output)
+        if num_common < len(self._output):
+            self._take_back_to(num_common)
+        for index in range(num_common, len(output)):
+            self._advance(int(output[index]), index + 1)
+        self._output = np.array(output)
+        return self._allowed()
+
+    def _take_back_to(self, num_tokens: int) -> None:
+        """Return to the state after the first `num_tokens` tokens of the output."""
+        num_consumed = self._num_consumed(len(self._output))
+        if self._free_text is not None:
+            end = len(self._output) if self._num_free is None else self._num_free
+            self._free_text.take_back(max(0, end - num_tokens))
+            if num_tokens < end:
+                self._num_free, self._num_kept = None, 0
+        if self._ended_at is not None and num_tokens < self._ended_at:
+            self._ended_at = None
+        num_undone = num_consumed - self._num_consumed(num_tokens)
+        if num_undone:
+            self._native.rollback(num_undone)
+
+    def _num_consumed(self, num_tokens: int) -> int:
+        """How many tokens the native matcher has consumed after the first `num_tokens` tokens of the output."""
+        if self._num_free is None:
+            return 0
+        last = num_tokens if self._ended_at is None else min(num_tokens, self._ended_at - 1)
+        return self._num_kept + last - self._num_free
+
+    def _advance(self, token_id: int, num_tokens: int) -> None:
+        """Follow the output's next token, with which it has `num_tokens` tokens."""
+        if self._num_free is not None:
+            self._take(token_id, num_tokens)
+            return
+        assert self._free_text is not None
+        tag = self._free_text.advance(token_id)
+        if tag is not None:
+            self._num_free, self._num_kept = num_tokens, len(tag.kept_ids)
+            for kept_id in tag.kept_ids:
+                self._consume(kept_id)
+
+    def _take(self, token_id: int, num_tokens: int) -> None:
+        if self._ended_at is not None:
+            return
+        if token_id in self._end_ids and self._native.is_accepting():
+            self._ended_at = num_tokens
+        else:
+            self._consume(token_id)
+
+    def _consume(self, token_id: int) -> None:
+        if not self._native.consume_token(token_id):
+            raise InvalidRequest(f"structured_outputs can't be enforced at token {token_id}: {reason_of(self._native)}")
+
+    def _allowed(self) -> NDArray[np.bool_]:
+        if self._num_free is None:
+            assert self._free_text is not None
+            allowed_V = np.ones(self._vocab_size, np.bool_)
+            forbidden_ids = self._free_text.forbidden_ids()
+            allowed_V[forbidden_ids[forbidden_ids < self._vocab_size]] = False
+            return allowed_V
+        allowed_V = np.zeros(self._vocab_size, np.bool_)
+        if self._ended_at is None:
+            bits = np.frombuffer(self._native.compute_bitmask(), np.uint8)
+            allowed_V = np.unpackbits(bits, count=self._vocab_size, bitorder="little").astype(np.bool_)
+            # after an error, the native matcher still allows the output to end
+            if self._native.is_error():
+                raise InvalidRequest(f"structured_outputs can't be enforced: {reason_of(self._native)}")
+        if self._ended_at is not None or self._native.is_accepting():
+            allowed_V[list(self._end_ids)] = True
+        if not allowed_V.any():
+            raise InvalidRequest(
+                "structured_outputs can't be enforced: it allows none of the model's tokens at this point of the output"
+            )
+        return allowed_V
+
+
+def _num_common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+    """The number of tokens at the beginning that both have."""
+    length = min(len(one), len(other))
+    differing = (one[:length] != other[:length]).nonzero()[0]
+    return int(differing[0]) if len(differing) else length

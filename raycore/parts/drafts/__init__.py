@@ -1,0 +1,1 @@
+"""Speculative decoding: guesses of next tokens, of which one step verifies several."""

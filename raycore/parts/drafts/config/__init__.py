@@ -1,0 +1,1 @@
+"""The options of speculative decoding, and what they become."""

@@ -1,0 +1,116 @@
+"""The model that drafts tokens, as it is found in its checkpoint and fits the engine. Does not import torch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from raycore.checkpoint.hub_cache import find_directory
+from raycore.checkpoint.model_spec import load_model_spec
+from raycore.checkpoint.stored_model import fit_eagle3, fit_model
+from raycore.checkpoint.weight_files import has_weight_files
+from raycore.errors import InvalidConfig
+from raycore.models.spec import ModelSpec
+from raycore.parts.drafts.checkpoint import Eagle3Spec, load_eagle3_spec
+from raycore.parts.drafts.config.speculative import SpeculativeConfig
+from raycore.parts.images.models import without_vision
+
+
+class DrafterConfig(msgspec.Struct, frozen=True):
+    """A draft model, or a head."""
+
+    path: str
+    """The checkpoint's directory."""
+    spec: ModelSpec
+    """The draft model's, or that of the head's layer."""
+    head: Eagle3Spec | None
+    """None: a model of its own."""
+    num_speculative_tokens: int
+    tensor_parallel_size: int
+    """As many workers share the draft model as share the target; or 1: one worker computes it."""
+    max_model_len: int
+    """Longer sequences have no drafts."""
+
+    def fitted(self) -> DrafterConfig:
+        """As `EngineConfig.fitted`."""
+        path = Path(self.path)
+        if not has_weight_files(path):
+            return self
+        fit = fit_model(self.spec, path) if self.head is None else fit_eagle3(self.spec, self.head, path)
+        return msgspec.structs.replace(self, spec=fit)
+
+
+def resolve_drafter(
+    config: SpeculativeConfig, target: ModelSpec, target_len: int, tp_size: int, *, expert_parallel: bool, pp_size: int
+) -> DrafterConfig:
+    """Read the drafting checkpoint's config.json, and check that it can draft for `target`.
+
+    Args:
+        target_len: maximum number of tokens of a sequence.
+        tp_size, expert_parallel, pp_size: how the target is parallelized.
+
+    Raises:
+        InvalidCheckpoint: raycore doesn't support the checkpoint, or its head is for another target.
+        InvalidConfig: the settings don't fit. The message names them.
+    """
+    assert config.model is not None
+    path = find_directory(config.model, of="the draft model")
+    draft_tp_size = tp_size if config.draft_tensor_parallel_size is None else config.draft_tensor_parallel_size
+    if pp_size > 1:
+        raise _error(f"method={config.method!r} can't be used with pipeline_parallel_size={pp_size}: use ngram, suffix")
+    if draft_tp_size not in (1, tp_size):
+        raise _error(f"draft_tensor_parallel_size={draft_tp_size}: expected 1 or tensor_parallel_size={tp_size}")
+    if config.method == "eagle3":
+        spec, head = load_eagle3_spec(path, target)
+        if draft_tp_size != tp_size:
+            raise _error(
+                f"draft_tensor_parallel_size={draft_tp_size}: a head of the target needs the target's "
+                f"tensor_parallel_size={tp_size}: omit it"
+            )
+    else:
+        spec, head = without_vision(load_model_spec(path)), None
+        _check_draft_model(path, spec, target, expert_parallel=expert_parallel)
+    spec.check_tensor_parallel(draft_tp_size)
+    return DrafterConfig(
+        path=os.path.abspath(path),
+        spec=spec,
+        head=head,
+        num_speculative_tokens=config.num_speculative_tokens,
+        tensor_parallel_size=draft_tp_size,
+        max_model_len=_draft_len(config, spec.max_length if head is None else target_len, target_len),
+    )
+
+
+def _check_draft_model(path: Path, spec: ModelSpec, target: ModelSpec, *, expert_parallel: bool) -> None:
+    if spec.vocab_size != target.vocab_size:
+        raise _error(
+            f"the draft model {path} has vocab_size={spec.vocab_size}, and the target has {target.vocab_size}: "
+            "a draft model needs the target's tokenizer"
+        )
+    why = spec.why_not("draft_model")
+    if why is not None:
+        raise _error(
+            f"the draft model {path} ({spec.architecture}) {why}, which isn't supported: "
+            "use a draft model with attention in all layers"
+        )
+    if expert_parallel and spec.moe is not None:
+        raise _error(
+            f"the draft model {path} ({spec.architecture}) has experts, which can't be used with "
+            "enable_expert_parallel=True: use a dense draft model"
+        )
+
+
+def _draft_len(config: SpeculativeConfig, own_len: int, target_len: int) -> int:
+    longest = min(own_len, target_len)
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise _error(
+            f"max_model_len={config.max_model_len} is above {longest}, the maximum of the draft model ({own_len}) and "
+            f"of the target ({target_len})"
+        )
+    return config.max_model_len or longest
+
+
+def _error(text: str) -> InvalidConfig:
+    return InvalidConfig(f"speculative_config: {text}")

@@ -1,0 +1,149 @@
+"""Drafts tokens for running requests, one after the other, for all requests together.
+
+A draft's token is drawn as the request's next token will be: with its sampling parameters, its rules and its random
+number for that position, only from other logits. The more alike the logits are, the more drafts are right.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from raycore.decoder.network import Taps
+from raycore.messages import StepPlan
+from raycore.parts.drafts.runner.rows import DraftRows
+from raycore.profile_session import ProfiledParts
+from raycore.runner.part import RunnerPart
+from raycore.sampling.sampler import Sampler
+from raycore.step.batch import Ints, StepInputs
+from raycore.step.copies import Download
+from raycore.step.device_batch import DeviceBatch, StepTensors
+
+
+class DraftNetwork(Protocol):
+    """Computes the logits from which drafts are drawn, with keys and values of its own."""
+
+    taps: Taps
+    """What reads the target's hidden states in its steps."""
+
+    def parts(self) -> ProfiledParts:
+        """The parts of drafting, for profiles."""
+        ...
+
+    def apply(self, plan: StepPlan) -> None:
+        """Note a plan's new requests and blocks."""
+        ...
+
+    def sync(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Come level with what the target has computed in a step, after its tokens have been sampled."""
+        ...
+
+    def accept(self, step: StepInputs, rows: Ints) -> None:
+        """Note that of the step's tokens, those in `rows` are the last ones before their slots' newest tokens."""
+        ...
+
+    def begin(self, rows: DraftRows) -> Tensor:
+        """Return the logits [n, V] after each row's last known token."""
+        ...
+
+    def extend(self, rows: DraftRows, num_rows: int, offset: int) -> Tensor:
+        """Return the logits [num_rows, V] after token `offset` of the drafts of the first rows."""
+        ...
+
+    def end(self, rows: DraftRows, drafts: list[list[int]]) -> None:
+        """Note the drafts. All tokens but the last of each have been computed."""
+        ...
+
+
+class Drafting(RunnerPart):
+    """Drafts tokens between two steps. This one drafts none."""
+
+    def draft(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
+        """Return a draft of `num_tokens[i]` tokens, at least 1, for each slot. Waits for the device."""
+        return []
+
+
+NO_DRAFTS = Drafting()
+
+
+class Drafter(Drafting):
+    """Drafts tokens on one worker, between two steps."""
+
+    def __init__(
+        self,
+        network: DraftNetwork,
+        batch: DeviceBatch,
+        sampler: Sampler,
+        *,
+        max_tokens: int,
+        block_size: int,
+        num_blocks: int,
+    ) -> None:
+        """
+        Args:
+            max_tokens: maximum length of a draft.
+            num_blocks: the number of blocks before the scratch blocks.
+        """
+        self.network = network
+        self._batch = batch
+        self._sampler = sampler
+        self._max_tokens = max_tokens
+        self._block_size = block_size
+        self._num_blocks = num_blocks
+        self._num_calls = 0
+
+    def apply(self, plan: StepPlan) -> None:
+        self.network.apply(plan)
+
+    def taps(self, step: StepInputs) -> Taps:
+        return self.network.taps
+
+    def end_forward(self, step: StepInputs, tensors: StepTensors) -> None:
+        self.network.sync(step, tensors)
+
+    def received(self, step: StepInputs, rows: Ints) -> None:
+        self.network.accept(step, rows)
+
+    def parts(self) -> ProfiledParts:
+        yield self, {"draft": "draft"}
+        yield from self.network.parts()
+
+    def draft(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
+        self._num_calls += 1
+        counts = np.array(num_tokens)
+        longest_first = np.argsort(-counts, kind="stable")
+        counts = counts[longest_first]
+        rows = DraftRows(
+            self._batch,
+            np.array(slots)[longest_first],
+            self._max_tokens,
+            self._block_size,
+            self._num_blocks,
+            self._num_calls,
+        )
+        downloads: list[Download] = []
+        logits_RV = self.network.begin(rows)
+        for offset in range(int(counts[0])):
+            num_rows = int((counts > offset).sum())
+            if offset:
+                logits_RV = self.network.extend(rows, num_rows, offset - 1)
+            downloads.append(self._draw(rows, num_rows, offset, logits_RV))
+        drafts: list[list[int]] = [[] for _ in slots]
+        for download in downloads:
+            (token_ids,) = download.arrays()
+            for row, token_id in enumerate(token_ids.tolist()):
+                drafts[row].append(token_id)
+        self.network.end(rows, drafts)
+        return [drafts[row] for row in np.argsort(longest_first).tolist()]
+
+    def _draw(self, rows: DraftRows, num_rows: int, offset: int, logits_RV: Tensor) -> Download:
+        """Draw token `offset` of the first rows' drafts, and store it in the table of tokens."""
+        slots, positions = rows.slots[:num_rows], rows.known[:num_rows] + offset
+        token_ids_R = self._sampler.draft(logits_RV, slots, positions, self._batch)
+        self._batch.write(rows.draft_indices(num_rows, offset), token_ids_R)
+        download = Download([token_ids_R])
+        if not self._batch.is_shared and self._sampler.changes_logits(slots):
+            self._batch.host.token_ids[slots, positions] = download.arrays()[0]
+        return download

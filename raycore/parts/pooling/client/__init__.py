@@ -1,0 +1,1 @@
+"""Requests for pooling: their parameters, the pairs that are scored, the calls of `LLM`."""

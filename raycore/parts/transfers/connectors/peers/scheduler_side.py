@@ -1,0 +1,230 @@
+"""The scheduler's side: decides which prefixes are read from other ranks, and tells workers what others may read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from raycore.kvcache.cache_log import CacheLog
+from raycore.messages import StepPlan, TransferResult
+from raycore.parts.transfers.connectors.connector import ConnectorSetup, SchedulerConnector, TransferRequest
+from raycore.parts.transfers.connectors.cost import CostModel
+from raycore.parts.transfers.connectors.peers.hints import TransferParams, as_params, parse_address, read_params
+from raycore.parts.transfers.connectors.peers.notes import Fetch, Lease, ToScheduler, ToWorkers, WorkerInfo, joined
+from raycore.parts.transfers.connectors.peers.server import machine_id
+from raycore.parts.transfers.connectors.peers.settings import DisaggregationSettings, PeersSettings
+from raycore.system import secrets, time
+
+logger = logging.getLogger(__name__)
+
+_LEAST_LEASE_S = 1.0
+"""For so many seconds, a prompt's blocks are kept for the rank that goes on even if other requests need them. If that
+rank has died, nobody reads them."""
+_MAX_WARNINGS = 5
+"""So many failed fetches are logged as warnings."""
+
+
+class PeersScheduler(SchedulerConnector):
+    """Reads a request's prefix from the rank that the request names, where that takes less time than computing it."""
+
+    def __init__(self, setup: ConnectorSetup, settings: PeersSettings) -> None:
+        self.addresses = ()
+        self.cache_log = self._log = CacheLog()
+        self._settings = settings
+        self._num_workers = setup.num_workers
+        self._block_size = setup.config.tokens_per_block
+        self._cost = CostModel(1, self._block_size)
+        self._machine = machine_id()
+        self._changes: dict[bytes, int | None] = {}
+        """By digest, what the workers have to be told: the block that has its content. None: none has."""
+        self._is_cleared = False
+        self._fetches: list[Fetch] = []
+        self._abandoned: list[int] = []
+        self._leases: list[Lease] = []
+        self._loading: set[int] = set()
+        """The seq_ids of requests whose fetches haven't been reported."""
+        self._num_failures = 0
+
+    # ---- requests
+
+    def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
+        params = self._params(request)
+        if params is None or not params.do_remote_prefill or request.seq_id in self._loading:
+            return 0, False
+        num_blocks = self._num_remote_blocks(request, params, num_computed_tokens)
+        if not num_blocks or num_blocks * self._block_size < self._settings.min_fetch_tokens:
+            return 0, False
+        if self._settings.compare_costs and not params.is_cheapest:
+            is_local = bool(self._machine) and parse_address(params.remote_workers[0]).machine == self._machine
+            if not self._cost.is_worth_fetching(num_blocks, is_local=is_local):
+                return 0, False
+        return num_blocks * self._block_size, True
+
+    def _num_remote_blocks(self, request: TransferRequest, params: TransferParams, num_computed_tokens: int) -> int:
+        """Return how many blocks after the first `num_computed_tokens` tokens the other rank has."""
+        if len(params.remote_workers) != self._num_workers:
+            return 0
+        # the last token is computed in any case
+        num_tokens = min(params.remote_num_tokens, len(request.tokens) - 1)
+        end = min(num_tokens // self._block_size, len(request.digests))
+        return max(0, end - num_computed_tokens // self._block_size)
+
+    def update_state_after_alloc(
+        self, request: TransferRequest, block_ids: Sequence[int], num_external_tokens: int
+    ) -> None:
+        params = self._params(request)
+        if params is None or not num_external_tokens:
+            return
+        count = num_external_tokens // self._block_size
+        first = len(block_ids) - count
+        digests = joined(request.digests[first : first + count])
+        timeout_s = self._settings.fetch_timeout_s
+        blocks = list(block_ids[first:])
+        fetch = Fetch(request.seq_id, params.remote_workers, digests, blocks, timeout_s, params.remote_lease)
+        self._fetches.append(fetch)
+        self._loading.add(request.seq_id)
+
+    def get_external_cache_hit_sources(self, request: TransferRequest, num_external_tokens: int) -> dict[str, int]:
+        return {"p2p": num_external_tokens}
+
+    def load_abandoned(self, request: TransferRequest) -> None:
+        self._abandoned.append(request.seq_id)
+
+    def _params(self, request: TransferRequest) -> TransferParams | None:
+        """What a request says. None: nothing, or nonsense."""
+        with suppress(ValueError):
+            params = read_params(request.kv_transfer_params)
+            if params is not None:
+                for address in params.remote_workers:
+                    parse_address(address)
+            return params
+        return None
+
+    # ---- blocks of the prefix cache
+
+    def blocks_stored(
+        self, request: TransferRequest, digests: Sequence[bytes], block_ids: Sequence[int], first: int
+    ) -> None:
+        self._changes.update(zip(digests, block_ids, strict=True))
+        self._log.stored(digests)
+
+    def block_removed(self, digest: bytes) -> None:
+        self._changes[digest] = None
+        self._log.removed([digest])
+
+    def cache_cleared(self) -> None:
+        self._changes.clear()
+        self._is_cleared = True
+        self._log.cleared()
+
+    def cache_lost(self) -> None:
+        self._loading.clear()
+        self._fetches, self._abandoned, self._leases = [], [], []
+
+    def take_identity(self, identity: bytes) -> None:
+        self._log.take_identity(identity)
+
+    # ---- steps
+
+    def build_connector_meta(self, plan: StepPlan) -> bytes | None:
+        if not self.has_pending_push_work():
+            return None
+        stored = {digest: block for digest, block in self._changes.items() if block is not None}
+        message = ToWorkers(
+            self._is_cleared,
+            joined(self._changes),
+            joined(stored),
+            list(stored.values()),
+            self._leases,
+            self._abandoned,
+            self._fetches,
+        )
+        self._is_cleared = False
+        self._changes = {}
+        self._leases, self._abandoned, self._fetches = [], [], []
+        return msgspec.msgpack.encode(message)
+
+    def has_pending_push_work(self) -> bool:
+        return bool(self._changes or self._is_cleared or self._leases or self._abandoned or self._fetches)
+
+    def update_connector_output(self, result: TransferResult) -> None:
+        for reply in result.reply:
+            for arrived in msgspec.msgpack.decode(reply, type=ToScheduler).arrived:
+                if arrived.num_bytes:
+                    self._cost.observe_fetch(arrived.num_bytes, arrived.took_s, is_local=arrived.is_local)
+                if arrived.why_failed:
+                    self._cost.observe_failure(is_local=arrived.is_local)
+                    self._log_failure(arrived.num_failed, arrived.why_failed)
+        self._loading.difference_update(result.received)
+
+    def observe_step(self, num_tokens: int, duration_s: float) -> None:
+        self._cost.observe_step(num_tokens, duration_s)
+
+    def _log_failure(self, num_blocks: int, why: str) -> None:
+        self._num_failures += 1
+        level = logging.WARNING if self._num_failures <= _MAX_WARNINGS else logging.DEBUG
+        logger.log(level, "%d blocks weren't read from another rank, and are computed: %s", num_blocks, why)
+
+    # ---- all else
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, bytes]) -> None:
+        infos = [msgspec.msgpack.decode(metadata[worker], type=WorkerInfo) for worker in range(self._num_workers)]
+        self.addresses = [info.address for info in infos]
+        self._cost = CostModel(max(info.block_bytes for info in infos), self._block_size)
+
+    def reset_cache(self) -> bool:
+        return True
+
+
+class DisaggregationScheduler(PeersScheduler):
+    """Keeps the blocks of prompts for the ranks that continue their requests, and reads those of others."""
+
+    def __init__(self, setup: ConnectorSetup, settings: DisaggregationSettings) -> None:
+        super().__init__(setup, settings)
+        transfer = setup.config.kv_transfer_config
+        self._engine_id = (transfer and transfer.engine_id) or setup.config.engine_name or ""
+        self._lease_s = settings.lease_s
+        self._leased: dict[int, float] = {}
+        """By seq_id, oldest first: until when blocks are kept although others lack blocks."""
+        self._prefix = secrets.token_hex(8)
+        """Tells this process's leases from those of others."""
+
+    def request_finished(
+        self, request: TransferRequest, block_ids: Sequence[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        params = self._params(request)
+        num_tokens = request.num_computed_tokens // self._block_size * self._block_size
+        if params is None or not params.do_remote_decode or request.is_aborted or not num_tokens:
+            return False, None
+        name = f"{self._prefix} {request.seq_id}"
+        self._leases.append(Lease(name, request.seq_id, self._lease_s))
+        self._leased[request.seq_id] = time.monotonic() + min(self._lease_s, _LEAST_LEASE_S)
+        found = TransferParams(
+            do_remote_prefill=True,
+            remote_engine_id=self._engine_id,
+            remote_workers=list(self.addresses),
+            remote_num_tokens=num_tokens,
+            remote_lease=name,
+            is_cheapest=True,
+        )
+        return True, as_params(found)
+
+    def give_up_send(self) -> int | None:
+        seq_id = next(iter(self._leased), None)
+        if seq_id is None or self._leased[seq_id] > time.monotonic():
+            return None
+        del self._leased[seq_id]
+        return seq_id
+
+    def update_connector_output(self, result: TransferResult) -> None:
+        super().update_connector_output(result)
+        for seq_id in result.sent:
+            self._leased.pop(seq_id, None)
+
+    def cache_lost(self) -> None:
+        super().cache_lost()
+        self._leased.clear()

@@ -1,0 +1,1 @@
+"""What transfers add to the planning of steps."""

@@ -1,0 +1,1 @@
+"""Weights that change while an engine runs: updates by a trainer, and exports."""

@@ -1,0 +1,1 @@
+"""Weight updates of a whole engine, and requests for them."""

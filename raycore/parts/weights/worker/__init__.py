@@ -1,0 +1,1 @@
+"""What a worker does to take, exchange and give away weights."""
