@@ -6,9 +6,11 @@ Prometheus adds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 from raycore.metrics.counts import RankCounts
+from raycore.metrics.view import MetricsView
 from raycore.status import UP_STATES, RankStatus
 
 GAUGES: tuple[tuple[str, str, Callable[[RankStatus], float]], ...] = (
@@ -172,3 +174,33 @@ HISTOGRAMS = (
     ("vllm:request_params_max_tokens", "The max_tokens of requests.", "max_tokens"),
     ("vllm:request_params_n", "The n of requests.", "n"),
 )
+
+
+class MetricFamily(NamedTuple):
+    """A gauge or a counter of all ranks."""
+
+    is_gauge: bool
+    name: str
+    text: str
+    labels: tuple[str, ...]
+    """Those of all numbers, besides the rank."""
+    numbers: Sequence[tuple[int, dict[str, str], float]]
+    """dp_rank, the values of `labels` by their names, and the number."""
+
+
+def families(view: MetricsView) -> Iterator[MetricFamily]:
+    """Yield all gauges and counters of ranks. The counters of ranks that are gone stay."""
+    ranks = view.counts.items()
+    for name, text, value_of in GAUGES:
+        yield MetricFamily(True, name, text, (), [(rank.dp_rank, {}, value_of(rank)) for rank in view.ranks])
+    for name, text, label, values in LABELLED_GAUGES:
+        gauges = [
+            (rank.dp_rank, {label: key}, value_of(rank)) for rank in view.ranks for key, value_of in values.items()
+        ]
+        yield MetricFamily(True, name, text, (label,), gauges)
+    yield MetricFamily(False, *RESTARTS, (), [(rank.dp_rank, {}, rank.num_restarts) for rank in view.ranks])
+    for name, text, field in COUNTERS:
+        yield MetricFamily(False, name, text, (), [(rank, {}, getattr(counts, field)) for rank, counts in ranks])
+    for name, text, label, values_of in LABELLED_COUNTERS:
+        counters = [(rank, {label: key}, number) for rank, own in ranks for key, number in values_of(own).items()]
+        yield MetricFamily(False, name, text, (label,), counters)

@@ -11,15 +11,7 @@ from itertools import accumulate
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from raycore.metrics.catalog import (
-    COUNTERS,
-    GAUGES,
-    HISTOGRAMS,
-    LABELLED_COUNTERS,
-    LABELLED_GAUGES,
-    RESTARTS,
-    WITHOUT_RANK,
-)
+from raycore.metrics.catalog import HISTOGRAMS, WITHOUT_RANK, families
 from raycore.metrics.counts import BucketCounts, RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.system import time
@@ -47,45 +39,19 @@ class EngineCollector(Collector):
     def collect(self) -> Iterable[Metric]:
         """Yield all metrics. Each has samples for each rank, except the one that `WITHOUT_RANK` describes."""
         view = self._read()
-        yield from self._gauges(view)
-        yield from self._counters(view.counts)
+        for family in families(view):
+            make = GaugeMetricFamily if family.is_gauge else CounterMetricFamily
+            metric = make(family.name, family.text, labels=(*LABELS, *family.labels))
+            for dp_rank, labels, number in family.numbers:
+                metric.add_metric([*self._labels(dp_rank), *labels.values()], number)
+            yield metric
+        waiting = GaugeMetricFamily(*WITHOUT_RANK, labels=("model_name",))
+        waiting.add_metric([self._model_name], view.num_waiting_for_rank)
+        yield waiting
         yield from self._histograms(view.counts)
         yield _cache_config(view)
         if any(rank.max_loras for rank in view.infos):
             yield _adapters(view)
-
-    def _gauges(self, view: MetricsView) -> Iterable[Metric]:
-        for name, text, value_of in GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=LABELS)
-            for rank in view.ranks:
-                gauge.add_metric(self._labels(rank.dp_rank), value_of(rank))
-            yield gauge
-        for name, text, label, values in LABELLED_GAUGES:
-            gauge = GaugeMetricFamily(name, text, labels=(*LABELS, label))
-            for rank in view.ranks:
-                for label_value, value_of in values.items():
-                    gauge.add_metric([*self._labels(rank.dp_rank), label_value], value_of(rank))
-            yield gauge
-        restarts = CounterMetricFamily(*RESTARTS, labels=LABELS)
-        for rank in view.ranks:
-            restarts.add_metric(self._labels(rank.dp_rank), rank.num_restarts)
-        yield restarts
-        waiting = GaugeMetricFamily(*WITHOUT_RANK, labels=("model_name",))
-        waiting.add_metric([self._model_name], view.num_waiting_for_rank)
-        yield waiting
-
-    def _counters(self, ranks: dict[int, RankCounts]) -> Iterable[Metric]:
-        for name, text, field in COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=LABELS)
-            for dp_rank, counts in ranks.items():
-                counter.add_metric(self._labels(dp_rank), getattr(counts, field))
-            yield counter
-        for name, text, label, values_of in LABELLED_COUNTERS:
-            counter = CounterMetricFamily(name, text, labels=(*LABELS, label))
-            for dp_rank, counts in ranks.items():
-                for label_value, number in values_of(counts).items():
-                    counter.add_metric([*self._labels(dp_rank), label_value], number)
-            yield counter
 
     def _histograms(self, ranks: dict[int, RankCounts]) -> Iterable[Metric]:
         for name, text, field in HISTOGRAMS:

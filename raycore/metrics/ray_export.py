@@ -12,7 +12,7 @@ from typing import Any
 
 from ray.exceptions import RayError
 
-from raycore.metrics.catalog import COUNTERS, GAUGES, LABELLED_COUNTERS, LABELLED_GAUGES, RESTARTS
+from raycore.metrics.catalog import COUNTERS, GAUGES, LABELLED_COUNTERS, LABELLED_GAUGES, RESTARTS, families
 from raycore.metrics.view import MetricsView
 from raycore.ray_api import is_connected, metrics_port, node_id
 
@@ -42,8 +42,12 @@ class RayExport:
             self._is_gathered = _node_exports()
         if not self._is_gathered or not is_connected():
             return
-        view = self._read()
-        gauges, counters = self._gauges(view), self._counters(view)
+        gauges: dict[Sample, float] = {}
+        counters: dict[Sample, float] = {}
+        for family in families(self._read()):
+            found = gauges if family.is_gauge else counters
+            for dp_rank, labels, number in family.numbers:
+                found[self._sample(family.name, dp_rank, **labels)] = float(number)
         # set the gauges of a rank that is gone to 0
         gauges = dict.fromkeys(self._last_gauges, 0.0) | gauges
         for sample, value in gauges.items():
@@ -58,27 +62,6 @@ class RayExport:
                 self._metric("Counter", sample).inc(growth, dict(sample[1]))
                 self._last_counters[sample] = value  # at once: the next metric may raise, and this one is recorded
         self._last_gauges, self._last_counters = gauges, counters
-
-    def _gauges(self, view: MetricsView) -> dict[Sample, float]:
-        gauges = {
-            self._sample(name, rank.dp_rank): float(value_of(rank))
-            for name, _, value_of in GAUGES
-            for rank in view.ranks
-        }
-        for name, _, label, values in LABELLED_GAUGES:
-            for rank in view.ranks:
-                for label_value, value_of in values.items():
-                    gauges[self._sample(name, rank.dp_rank, **{label: label_value})] = float(value_of(rank))
-        return gauges
-
-    def _counters(self, view: MetricsView) -> dict[Sample, float]:
-        counters = {self._sample(RESTARTS[0], rank.dp_rank): float(rank.num_restarts) for rank in view.ranks}
-        for dp_rank, counts in view.counts.items():
-            counters |= {self._sample(name, dp_rank): float(getattr(counts, field)) for name, _, field in COUNTERS}
-            for name, _, label, values_of in LABELLED_COUNTERS:
-                for label_value, number in values_of(counts).items():
-                    counters[self._sample(name, dp_rank, **{label: label_value})] = float(number)
-        return counters
 
     def _sample(self, name: str, dp_rank: int, **tags: str) -> Sample:
         name = name.replace("vllm:", "raycore_")  # Ray allows no colons

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 
 from raycore.metrics import counts as rank_counts
-from raycore.metrics.catalog import (
-    COUNTERS,
-    GAUGES,
-    HISTOGRAMS,
-    LABELLED_COUNTERS,
-    LABELLED_GAUGES,
-    RESTARTS,
-    WITHOUT_RANK,
-)
+from raycore.metrics.catalog import HISTOGRAMS, WITHOUT_RANK, MetricFamily, families
 from raycore.metrics.view import MetricsView
 
-_VECTORS = ("position",)
-"""Labels whose values are the positions in a `Vector`."""
+_VECTOR = ("position",)
+"""The labels of counters that are a `Vector`, whose positions are their values."""
 
 
 @dataclass
@@ -65,34 +57,19 @@ class Histogram(Metric):
 
 def snapshot(view: MetricsView, model_name: str) -> list[Metric]:
     """Return all metrics. Each has the label `model_name`, and most have `engine`, a dp_rank."""
-    return [*_gauges(view, model_name), *_counters(view, model_name), *_histograms(view, model_name)]
+    waiting = Gauge(WITHOUT_RANK[0], {"model_name": model_name}, float(view.num_waiting_for_rank))
+    numbers = [metric for family in families(view) for metric in _metrics(family, model_name)]
+    return [*numbers, waiting, *_histograms(view, model_name)]
 
 
-def _gauges(view: MetricsView, model: str) -> Iterator[Metric]:
-    for rank in view.ranks:
-        labels = _labels(model, rank.dp_rank)
-        for name, _, value_of in GAUGES:
-            yield Gauge(name, labels.copy(), float(value_of(rank)))
-        for name, _, label, values in LABELLED_GAUGES:
-            for value, value_of in values.items():
-                yield Gauge(name, labels | {label: value}, float(value_of(rank)))
-        yield Counter(RESTARTS[0], labels.copy(), rank.num_restarts)
-    yield Gauge(WITHOUT_RANK[0], {"model_name": model}, float(view.num_waiting_for_rank))
-
-
-def _counters(view: MetricsView, model: str) -> Iterator[Metric]:
-    for dp_rank, counts in view.counts.items():
-        labels = _labels(model, dp_rank)
-        for name, _, field in COUNTERS:
-            yield Counter(name, labels.copy(), getattr(counts, field))
-        for name, _, label, values_of in LABELLED_COUNTERS:
-            values = values_of(counts)
-            if label in _VECTORS:
-                if values:
-                    yield Vector(name, labels.copy(), list(values.values()))
-            else:
-                for value, number in values.items():
-                    yield Counter(name, labels | {label: value}, number)
+def _metrics(family: MetricFamily, model: str) -> Iterator[Metric]:
+    if family.labels == _VECTOR:
+        for dp_rank, numbers in groupby(family.numbers, key=lambda each: each[0]):
+            yield Vector(family.name, _labels(model, dp_rank), [int(number) for _, _, number in numbers])
+        return
+    for dp_rank, labels, number in family.numbers:
+        own = _labels(model, dp_rank) | labels
+        yield Gauge(family.name, own, float(number)) if family.is_gauge else Counter(family.name, own, int(number))
 
 
 def _histograms(view: MetricsView, model: str) -> Iterator[Metric]:
