@@ -13,7 +13,7 @@ from raycore.demo import demo_model_path
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.messages import NO_LOAD, FinishedRequest, OutputBatch, Pooled
 from raycore.parts.pooling.client.pooling import not_generating, not_pooling, pooling_for_each, resolved
-from raycore.parts.pooling.client.scoring import paired
+from raycore.parts.pooling.client.pooling_calls import paired
 from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
 from raycore.text.tokenizer import Tokenizer

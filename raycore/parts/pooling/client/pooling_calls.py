@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from raycore.client.ask import Ask
 from raycore.client.client import EngineClient
@@ -18,6 +18,8 @@ from raycore.client.inputs import (
 )
 from raycore.client.request_state import PooledOutput
 from raycore.client.tokenization import Tokenization
+from raycore.errors import InvalidRequest
+from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.outputs import (
     ClassificationRequestOutput,
@@ -28,7 +30,6 @@ from raycore.outputs import (
     ScoringRequestOutput,
 )
 from raycore.parts.pooling.client.pooling import not_pooling, pooling_for_each, supported_tasks
-from raycore.parts.pooling.client.scoring import paired
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.short_tracebacks import ends_tracebacks
 from raycore.system import uuid
@@ -256,3 +257,33 @@ class PoolingCalls:
             self._client, asks, use_tqdm, lambda: num_tokens * collector.num_ended // count, "Pooling"
         )
         return [each.result() for each in outputs if isinstance(each, PooledOutput)]
+
+
+def paired(data_1: str | Sequence[str], data_2: str | Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return two lists of texts of the same length: one text with each of several, or several with as many.
+
+    Raises:
+        InvalidRequest: an argument has no text, or the numbers don't fit.
+    """
+    first, second = _texts("data_1", data_1), _texts("data_2", data_2)
+    if len(first) == 1:
+        first = first * len(second)
+    if len(first) != len(second):
+        raise InvalidRequest(
+            f"{len(first)} texts can't be paired with {len(second)}: give one and any number, or as many of each"
+        )
+    return first, second
+
+
+def _texts(name: str, given: object) -> list[str]:
+    items = [given] if isinstance(given, str) else given
+    if not isinstance(items, Sequence) or not items:
+        raise InvalidRequest(f"{name}={shortened(given)} isn't a text or a list of texts")
+    for item in cast("Sequence[Any]", items):
+        if not isinstance(item, str) or not item:
+            raise InvalidRequest(f"{name} has {shortened(item)}, which isn't a text, or is empty")
+        try:
+            item.encode()
+        except UnicodeEncodeError:
+            raise InvalidRequest(f"{name} has a text with half of a surrogate pair") from None
+    return list(cast("Sequence[str]", items))
