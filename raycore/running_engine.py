@@ -27,6 +27,7 @@ from raycore.cluster.connection import cancelled_at_exit, end_before_ray, is_exi
 from raycore.cluster.engine_start import EngineStart
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.owner import end_with_owner
+from raycore.cluster.runtime import RayRuntime
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import ENGINE_OPTIONS, EngineConfig, changes, non_defaults, resolve
 from raycore.config.checks import warn_of_transformers
@@ -119,7 +120,7 @@ class RunningEngine(OwnProcess, EngineFacts):
             logger.info("%s, on %s: %s", versions(), hardware(), ", ".join(chosen))
         self._brought_groups = None if placement_groups is None else list(placement_groups)
         tokens = make_tokenizer(self.config.model)
-        manager = CoreEngineActorManager(self.config, placement_groups)
+        manager = CoreEngineActorManager(self.config, placement_groups, runtime=RayRuntime())
         self._client = EngineClient(self.config, tokens)
         self._streams = Streams(self._client)
         self.clients = ClientGroup(self._client)

@@ -1,6 +1,6 @@
 """Starts and stops an engine's ranks, each in its own placement group.
 
-Owns the ranks' actors and the engine's connection to Ray, which a `Runtime` makes for it. `Reservations` decides where
+Owns the ranks' actors and the engine's connection to Ray, which a `Runtime` makes. `Reservations` decides where
 ranks run. The supervisor decides when to start, replace or stop them.
 """
 
@@ -26,8 +26,8 @@ from raycore.cluster.rank import Rank, workers_by_node
 from raycore.cluster.rank_ends import RankEnds
 from raycore.cluster.rank_starts import OnProgress, RankStarts
 from raycore.cluster.reservations import OnShortage, Placement, Reservations
-from raycore.cluster.runtime import RayRuntime, Runtime
-from raycore.cluster.standby import Standbys
+from raycore.cluster.runtime import Runtime
+from raycore.cluster.standby import NoStandbys, Standbys
 from raycore.config import DType, EngineConfig
 from raycore.config.checks import check_context_device
 from raycore.config.rank_checks import check_num_ranks
@@ -79,14 +79,14 @@ class CoreEngineActorManager:
         config: EngineConfig,
         placement_groups: Sequence[PlacementGroup] | None = None,
         *,
-        runtime: Runtime | None = None,
+        runtime: Runtime,
     ) -> None:
         """Create a manager. `start()` starts the ranks.
 
         Args:
             placement_groups: one for each rank, created by the caller and never removed by raycore. None: `find_given`
                 says what there is instead.
-            runtime: what runs the ranks. None: Ray.
+            runtime: what runs the ranks.
         """
         self.engine_id = secrets.token_hex(4)
         self.ranks: dict[int, Rank] = {}
@@ -95,7 +95,7 @@ class CoreEngineActorManager:
         self._shape = shape_of(config)
         self.first_rank = config.parallel.first_rank
         """The number of rank 0 among those of all servers of a deployment."""
-        self.runtime: Runtime = runtime or RayRuntime()
+        self.runtime = runtime
         self.reservations = Reservations(config, self.engine_id, self.runtime.clock)
         self._brought_groups = placement_groups
         self._given = GivenPlaces()
@@ -109,7 +109,6 @@ class CoreEngineActorManager:
         self._uses_ray = False
         self._lock = threading.RLock()
         self._is_shut_down = False
-        self._standbys: Standbys | None = None
         self.stop_timeout_s = config.executor.shutdown_timeout_s
         """Seconds that ranks have to stop at the engine's end, before they are killed."""
         self._first_path, timeout_s = config.model.model, config.executor.init_timeout_s
@@ -127,6 +126,7 @@ class CoreEngineActorManager:
             ],
         )
         self._starts, self._ends = RankStarts(self.runtime, self.reservations, timeout_s), RankEnds(self.runtime)
+        self._standbys: Standbys | NoStandbys = NoStandbys()
 
     def start(
         self,
@@ -213,13 +213,12 @@ class CoreEngineActorManager:
 
     def _keep_standbys(self) -> None:
         """Have standbys on the ranks' nodes, some time from now."""
-        if self._standbys is not None:
-            # standbys can't replace ranks that span nodes
-            nodes = dict.fromkeys(rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node)
-            first_s = self._config.recovery.standby_delay_s or 0.0
-            # after one failure, another one is more likely, so don't wait for the full delay
-            is_first = self._num_created <= self._shape.num_ranks
-            self._standbys.keep(nodes, self.node, first_s if is_first else min(first_s, _NEXT_STANDBY_S))
+        # standbys can't replace ranks that span nodes
+        nodes = dict.fromkeys(rank.nodes[0] for rank in self.ranks.values() if rank.is_on_one_node)
+        first_s = self._config.recovery.standby_delay_s or 0.0
+        # after one failure, another one is more likely, so don't wait for the full delay
+        is_first = self._num_created <= self._shape.num_ranks
+        self._standbys.keep(nodes, self.node, first_s if is_first else min(first_s, _NEXT_STANDBY_S))
 
     def use_checkpoint(self, path: str) -> None:
         """Have ranks that are created from now on load the weights of another checkpoint."""
@@ -343,8 +342,7 @@ class CoreEngineActorManager:
         """Let ranks that are created from now on be some of `num_ranks` ranks."""
         with self._lock:  # the checkpoint may change at the same time
             self._config = self._config.with_num_ranks(num_ranks)
-        if self._standbys is not None:
-            self._standbys.close()  # they would be ranks of the old number
+        self._standbys.close()  # they would be ranks of the old number
         self._standbys = self._make_standbys()
 
     def _group_change(self, num_ranks: int) -> GroupChange:
@@ -422,8 +420,7 @@ class CoreEngineActorManager:
             was_shut_down, self._is_shut_down = self._is_shut_down, True
             self.reservations.cancel()
             is_connected = self.runtime.is_connected()
-            if self._standbys is not None:
-                self._standbys.close(without_ray=not is_connected)
+            self._standbys.close(without_ray=not is_connected)
             if is_connected:
                 self._end(list(self.ranks.values()), timeout_s)
                 self.reservations.close()
@@ -490,7 +487,7 @@ class CoreEngineActorManager:
         name, workers_on = self._name(f"dp{dp_rank}"), {node: counts[node] for node in nodes[: self._shape.world_size]}
         identity = RankIdentity(dp_rank, workers_on[nodes[0]], workers_on=workers_on if len(workers_on) > 1 else {})
         predecessor = self.ranks.get(dp_rank)
-        if predecessor is not None and self._standbys is not None and self._can_stand_in(predecessor, nodes):
+        if predecessor is not None and self._can_stand_in(predecessor, nodes):
             standby = self._standbys.take(nodes[0])
             if standby is not None:
                 gpu_ids = [] if predecessor.info is None else predecessor.info.gpu_ids
@@ -530,15 +527,14 @@ class CoreEngineActorManager:
                 model = msgspec.structs.replace(self._config.model, dtype=cast(DType, dtype))
                 self._config = msgspec.structs.replace(self._config, model=model)
 
-    def _make_standbys(self) -> Standbys | None:
-        """Create the engine's `Standbys`, without any processes. Returns None if standbys are disabled or unsupported.
+    def _make_standbys(self) -> Standbys | NoStandbys:
+        """What keeps the engine's standbys, without any processes: nothing if they are disabled or unsupported.
 
         Ranks in lockstep can only start all together. In the caller's placement groups, what a dead rank has reserved
         may be taken by others, unless its successor reserves it again.
         """
-        recovery, parallel = self._config.recovery, self._config.parallel
-        if recovery.standby_delay_s is None or parallel.is_lockstep or self._given.groups is not None:
-            return None
+        if self._config.recovery.standby_delay_s is None or self.is_lockstep or self._given.groups is not None:
+            return NoStandbys()
         # standbys outlast changes of the checkpoint, so all of them read the one that the engine has started with
         return Standbys(
             lambda node: self.runtime.create_standby(

@@ -73,6 +73,19 @@ class Standby:
             self._runtime.send_signal(self._pids, signal.SIGKILL)
 
 
+class NoStandbys:
+    """In the place of `Standbys`, of an engine that keeps none."""
+
+    def keep(self, node_ids: Collection[str], own_node: str, delay_s: float) -> None:
+        """See `Standbys`, as for the other methods."""
+
+    def take(self, node_id: str) -> DPEngineCoreActor | None:
+        return None
+
+    def close(self, *, without_ray: bool = False) -> None:
+        pass
+
+
 class Standbys:
     """The standbys of one engine, at most one per node. Thread-safe."""
 

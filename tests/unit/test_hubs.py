@@ -18,26 +18,24 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted((ROOT / "raycore").rglob("*.py"))
 
-HUBS = {
-    "scheduler/scheduler.py": 0,
-    "engine/core.py": 0,
-    "worker/worker.py": 0,
-    "runner/runner.py": 0,
-    "client/client.py": 0,
-    "client/request_table.py": 0,
-    "cluster/manager.py": 6,
-}
-"""By file: how many questions it may ask. The numbers only fall."""
+HUBS = [
+    "scheduler/scheduler.py",
+    "engine/core.py",
+    "worker/worker.py",
+    "runner/runner.py",
+    "client/client.py",
+    "client/request_table.py",
+    "cluster/manager.py",
+]
 
 MAX_CLASS_LINES = 500
 MAX_PARAMETERS = 10
-LONG_CLASSES: dict[str, int] = {}
-"""Their numbers only fall. So do those below."""
 LONG_CONSTRUCTORS = {
     "kernels/gpu/attention.py:PagedAttention": 13,
     "kernels/gpu/latent_attention.py:LatentAttentionKernels": 11,
     "scheduler/protocol.py:SchedulerProtocol": 14,
 }
+"""Those with more parameters, and how many. The numbers only fall."""
 
 _VALUES = {"Struct", "NamedTuple", "Enum", "IntEnum", "StrEnum", "Flag", "Exception", "BaseException", "TypedDict"}
 """Subclasses of these are values: what they are isn't asked of a capability."""
@@ -167,9 +165,8 @@ def questions(tree: ast.Module, elsewhere: frozenset[str] = frozenset()) -> list
 
 
 @pytest.mark.parametrize("name", HUBS)
-def test_a_hub_asks_no_more_than_before_which_parts_there_are(name: str) -> None:
-    asked = questions(parsed(ROOT / "raycore" / name), optional_attributes())
-    assert len(asked) <= HUBS[name], "\n".join(asked)
+def test_a_hub_does_not_ask_which_parts_there_are(name: str) -> None:
+    assert questions(parsed(ROOT / "raycore" / name), optional_attributes()) == []
 
 
 @pytest.mark.parametrize(
@@ -201,8 +198,7 @@ def test_classes_stay_short() -> None:
         for node in ast.walk(parsed(path))
         if isinstance(node, ast.ClassDef)
     }
-    allowed = {name: LONG_CLASSES.get(name, MAX_CLASS_LINES) for name in lengths}
-    assert {name: length for name, length in lengths.items() if length > allowed[name]} == {}
+    assert {name: length for name, length in lengths.items() if length > MAX_CLASS_LINES} == {}
 
 
 def test_constructors_have_few_parameters() -> None:
@@ -214,5 +210,4 @@ def test_constructors_have_few_parameters() -> None:
         for init in node.body
         if isinstance(init, ast.FunctionDef) and init.name == "__init__"
     }
-    allowed = {name: LONG_CONSTRUCTORS.get(name, MAX_PARAMETERS) for name in numbers}
-    assert {name: number for name, number in numbers.items() if number > allowed[name]} == {}
+    assert {name: number for name, number in numbers.items() if number > MAX_PARAMETERS} == LONG_CONSTRUCTORS
