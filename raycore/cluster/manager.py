@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast, get_args
 
 import msgspec
@@ -35,7 +35,6 @@ from raycore.errors import InitializationError
 from raycore.kernels import are_compiled
 from raycore.messages import FIRST_WEIGHTS, EngineInfo
 from raycore.node.resources import total_memory_bytes
-from raycore.parts.experts.cluster import CannotMove, GroupChange
 from raycore.parts.weights.cluster import EngineWeights
 from raycore.ray_api import as_argument
 from raycore.status import EngineOwner, describe_owner
@@ -250,8 +249,11 @@ class CoreEngineActorManager:
                 self._ends.kill(rank, self.node)
         return self._create_in(self.reservations.for_successors(old, is_wanted, others, on_shortage))
 
-    def grow(self, dp_ranks: Sequence[int]) -> list[Rank]:
+    def grow(self, dp_ranks: Sequence[int], num_blocks: int | None = None) -> list[Rank]:
         """Create additional ranks. Call `confirm()` with the returned ranks.
+
+        `num_blocks`: for ranks that will share experts with those that are up: the size of these ranks' KV cache. They
+        load no weights, and join only by `join_group()`.
 
         Raises: with nothing changed:
             PlacementShortage: the cluster can't fit the additional ranks. Raised at once if even the idle cluster can't
@@ -259,7 +261,7 @@ class CoreEngineActorManager:
                 wait of that time for nodes.
             InitializationError: the engine was shut down during the call.
         """
-        return self._create_in(self.reservations.for_growth(dp_ranks, list(self.ranks.values())))
+        return self._create_in(self.reservations.for_growth(dp_ranks, list(self.ranks.values())), num_blocks)
 
     # ---- ranks that share experts
 
@@ -278,65 +280,17 @@ class CoreEngineActorManager:
         shares are damaged."""
         check_num_ranks(self._config.with_num_ranks(num_ranks))
 
-    def grow_group(self, num_ranks: int) -> list[Rank]:
-        """Create the ranks that `num_ranks` ranks have in addition. Call `confirm()` with the returned ranks.
+    def join_group(self, num_ranks: int) -> None:
+        """Let ranks join that have formed a group of `num_ranks` ranks with the others, which gave them their weights.
 
-        They load no weights, and join only by `regroup()`. Raises the errors of `grow()`, and CannotMove, with nothing
-        reserved, if the ranks must be restarted instead.
+        No update of weights may begin meanwhile.
         """
-        added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in self.ranks]
-        infos = self.infos  # while room is reserved, all ranks may be lost, and new ones have none yet
-        if len(infos) < len(self.ranks):
-            raise CannotMove("some of the ranks are being replaced")
-        placement = self.reservations.for_growth(added, list(self.ranks.values()))
-        num_blocks = min(info.num_blocks for info in infos)
-        with self._lock:
-            self._check_running()
-            return self._create(placement, self._config.with_num_ranks(num_ranks), num_blocks)
-
-    def check_memory(self, num_ranks: int) -> None:
-        """Check that experts can be moved, and that workers have enough memory for those of `num_ranks` ranks.
-
-        Asks those of these ranks that are up.
-
-        Raises:
-            InvalidConfig: a worker has too little memory. The message has the numbers.
-            CannotMove: the ranks must be restarted instead.
-        """
-        if any(rank.run_ref is None for rank in self.ranks.values()):
-            raise CannotMove("some of the ranks are being replaced")
-        nodes = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items() if dp_rank < num_ranks}
-        counts = workers_by_node(nodes.values(), self._shape.world_size)
-        num_workers = {
-            dp_rank: [counts[node] for node in own[: self._shape.world_size]] for dp_rank, own in nodes.items()
-        }
-        with closing(self._group_change(num_ranks)) as change:
-            change.check_memory(num_ranks, num_workers)
-
-    def regroup(self, num_ranks: int) -> None:
-        """Have the ranks stop between two steps, move experts to the first `num_ranks` ranks, and go on.
-
-        Additional ranks must be up. Ranks that leave must have no requests, and can be stopped afterwards.
-
-        Raises: CannotMove if the engine is asleep or its weights are being updated, with nothing changed. Otherwise the
-            ranks can't go on:
-            WorkerFailed, EngineDeadError: a rank has failed, has ended or doesn't answer.
-        """
-        with self.desired.together(), closing(self._group_change(num_ranks)) as change:
-            if self.desired.now.activity.asleep:
-                raise CannotMove("the engine is asleep, so its experts may not be in memory")
-            if self.desired.now.is_updating:  # an update may have begun since ranks were added
-                raise CannotMove("weights are being updated, so experts may have those of two versions")
-            change.pause()
-            generation = self.desired.now.generation + 1
-            self.desired.change(generation=generation)
-            change.move(num_ranks, generation)
-            self.resize(num_ranks)
-            for rank in self.ranks.values():
-                if rank.awaits_group:  # it has what the others have: no update begins while the group changes
-                    rank.awaits_group, rank.weights = False, self.weights.state.version.number
-                    self._following.join(rank, lambda: not self._is_shut_down)
-            self._keep_standbys()
+        self.resize(num_ranks)
+        for rank in self.ranks.values():
+            if rank.awaits_group:
+                rank.awaits_group, rank.weights = False, self.weights.state.version.number
+                self._following.join(rank, lambda: not self._is_shut_down)
+        self._keep_standbys()
 
     def resize(self, num_ranks: int) -> None:
         """Let ranks that are created from now on be some of `num_ranks` ranks."""
@@ -344,13 +298,6 @@ class CoreEngineActorManager:
             self._config = self._config.with_num_ranks(num_ranks)
         self._standbys.close()  # they would be ranks of the old number
         self._standbys = self._make_standbys()
-
-    def _group_change(self, num_ranks: int) -> GroupChange:
-        num_before = self._config.parallel.data_parallel_size
-        before = [self.ranks[dp_rank] for dp_rank in range(num_before)]
-        added = [self.ranks[dp_rank] for dp_rank in range(num_before, num_ranks) if dp_rank in self.ranks]
-        recovery, timeout_s = self._config.recovery, self._config.executor.init_timeout_s
-        return GroupChange(before, added, self.node, recovery.step_timeout_s, timeout_s, self.runtime)
 
     def prepare(self, num_ranks: int) -> Placement:
         """Reserve the placement groups that `num_ranks` ranks need in addition to the existing groups.
@@ -429,26 +376,17 @@ class CoreEngineActorManager:
 
     # ---- actors
 
-    def _create_in(self, placement: Placement) -> list[Rank]:
+    def _create_in(self, placement: Placement, num_blocks: int | None = None) -> list[Rank]:
         with self._lock:
-            self._check_running()
-            return self._create(dict(sorted(placement.items())))
+            if self._is_shut_down:  # shutdown() has removed the groups
+                raise InitializationError("the engine was shut down")
+            return self._create(dict(sorted(placement.items())), num_blocks)
 
-    def _check_running(self) -> None:
-        if self._is_shut_down:  # shutdown() has removed the groups
-            raise InitializationError("the engine was shut down")
-
-    def _create(
-        self, placement: Placement, config: EngineConfig | None = None, num_blocks: int | None = None
-    ) -> list[Rank]:
-        """
-        Args:
-            config: the ranks' configuration. None: that of the engine.
-            num_blocks: for ranks that join others, which share experts: the size of those ranks' KV cache.
-        """
-        config = config or self._config
+    def _create(self, placement: Placement, num_blocks: int | None = None) -> list[Rank]:
+        """`num_blocks`: see `grow()`."""
         nodes = {dp_rank: bundles.nodes() for dp_rank, bundles in placement.items()}
         standing = {dp_rank: rank.nodes for dp_rank, rank in self.ranks.items()} | nodes
+        config = self._config if num_blocks is None else self._config.with_num_ranks(len(standing))
         counts = workers_by_node(standing.values(), self._shape.world_size)
         starts = {
             dp_rank: self._actor(config, dp_rank, bundles, nodes[dp_rank], counts)

@@ -25,7 +25,7 @@ from raycore.config.parallel import MAX_RANKS
 from raycore.engine.rank_events import EngineLost, RankListener
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError
 from raycore.messages import EngineInfo
-from raycore.parts.experts.cluster import CannotMove
+from raycore.parts.experts.cluster import CannotMove, GroupScaling
 from raycore.system import threading
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class Supervisor:
         self._ended = threading.Event()
         self._cause: EngineDeadError | None = None
         self._cluster = ClusterWatch(manager.runtime, self._fail)
+        self._group = GroupScaling(manager, config)
 
     def start(self) -> None:
         """Tell the listener which ranks are up, and start to watch them."""
@@ -169,7 +170,7 @@ class Supervisor:
     def _scale_group(self, standing: Sequence[int], num_ranks: int, drain_timeout_s: float) -> None:
         """Scale ranks that share experts: without a restart, if possible."""
         try:
-            added = self._add_to_group(num_ranks)
+            added = self._group.add(num_ranks)
         except CannotMove as reason:
             logger.warning("all ranks are restarted to become %d: %s", num_ranks, reason)
             self._share_anew(standing, num_ranks, drain_timeout_s)
@@ -189,28 +190,10 @@ class Supervisor:
             monitor.suspect(0, f"moving experts failed: {failure}")
             self._wait_for_restart(monitor)
 
-    def _add_to_group(self, num_ranks: int) -> list[Rank]:
-        """Start the ranks that are missing, and check that experts can be moved. If not, remove these ranks again."""
-        if self._manager.desired.now.is_updating:
-            raise InvalidConfig("scale(): weights are being updated: call finish_weight_update() first")
-        if self._manager.desired.now.activity.asleep:
-            raise CannotMove("the engine is asleep, so its experts may not be in memory")
-        before = set(self._manager.ranks)
-        self._manager.check_memory(num_ranks)
-        try:
-            added = self._manager.grow_group(num_ranks)
-            if added:
-                self._manager.confirm(added)
-                self._manager.check_memory(num_ranks)
-        except BaseException:
-            self._manager.shrink(sorted(set(self._manager.ranks) - before))
-            raise
-        return added
-
     def _regroup(self, num_ranks: int) -> str | None:
         """Move the experts. Returns why that failed, if it did: the ranks must be restarted then."""
         try:
-            self._manager.regroup(num_ranks)
+            self._group.move(num_ranks)
         except (RaycoreError, RayError) as error:
             if self._is_stopping:
                 raise EngineDeadError("the engine was shut down") from error

@@ -1,17 +1,20 @@
 """Changes the number of ranks that share experts, without a restart: the driver's part.
 
-All ranks pause, which ends their wave, and then join the new group together. Their workers move the experts. A rank
-that fails meanwhile takes the others along, because they wait for it, so its end or its silence is noticed at once.
+Additional ranks start beside the others. Then all ranks pause, which ends their wave, and then join the new group
+together. Their workers move the experts. A rank that fails meanwhile takes the others along, because they wait for it,
+so its end or its silence is noticed at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
 from ray.exceptions import RayError, RayTaskError
 
 from raycore.cluster.failure_reports import describe_death
+from raycore.cluster.rank import workers_by_node
 from raycore.cluster.watchdog import Watchdog
 from raycore.errors import EngineDeadError, InvalidConfig, RaycoreError, WorkerFailed
 from raycore.ray_api import cause_of
@@ -20,8 +23,10 @@ from raycore.worker.rank import MemoryNeed, Regrouping
 if TYPE_CHECKING:
     from ray import ObjectRef
 
+    from raycore.cluster.manager import CoreEngineActorManager
     from raycore.cluster.rank import Rank
     from raycore.cluster.runtime import Runtime
+    from raycore.config import EngineConfig
 
 T = TypeVar("T")
 
@@ -30,6 +35,93 @@ _POLL_INTERVAL_S = 0.1
 
 class CannotMove(RaycoreError):
     """These ranks can't move experts. The message says why. Nothing has changed."""
+
+
+class GroupScaling:
+    """Changes the number of an engine's ranks that share experts: first `add()`, then `move()`."""
+
+    def __init__(self, manager: CoreEngineActorManager, config: EngineConfig) -> None:
+        self._manager = manager
+        self._desired = manager.desired
+        self._world_size = config.parallel.world_size
+        self._step_timeout_s = config.recovery.step_timeout_s
+        self._timeout_s = config.executor.init_timeout_s
+
+    def add(self, num_ranks: int) -> list[Rank]:
+        """Start the ranks that `num_ranks` ranks have in addition, and check that experts can be moved.
+
+        Raises, with those ranks removed again:
+            InvalidConfig: weights are being updated, or a worker has too little memory. The message has the numbers.
+            CannotMove: the ranks must be restarted instead.
+            PlacementShortage, InitializationError: as in the manager's `grow()` and `confirm()`.
+        """
+        if self._desired.now.is_updating:
+            raise InvalidConfig("scale(): weights are being updated: call finish_weight_update() first")
+        self._check_awake()
+        before = set(self._manager.ranks)
+        self._check_memory(num_ranks)
+        try:
+            added = self._start(num_ranks)
+            if added:
+                self._manager.confirm(added)
+                self._check_memory(num_ranks)
+        except BaseException:
+            self._manager.shrink(sorted(set(self._manager.ranks) - before))
+            raise
+        return added
+
+    def move(self, num_ranks: int) -> None:
+        """Have the ranks stop between two steps, move experts to the first `num_ranks` ranks, and go on.
+
+        Additional ranks must be up. Ranks that leave must have no requests, and can be stopped afterwards.
+
+        Raises: CannotMove if the engine is asleep or its weights are being updated, with nothing changed. Otherwise the
+            ranks can't go on:
+            WorkerFailed, EngineDeadError: a rank has failed, has ended or doesn't answer.
+        """
+        with self._desired.together(), closing(self._change()) as change:
+            self._check_awake()
+            if self._desired.now.is_updating:  # an update may have begun since ranks were added
+                raise CannotMove("weights are being updated, so experts may have those of two versions")
+            change.pause()
+            generation = self._desired.now.generation + 1
+            self._desired.change(generation=generation)
+            change.move(num_ranks, generation)
+            self._manager.join_group(num_ranks)
+
+    def _check_awake(self) -> None:
+        if self._desired.now.activity.asleep:
+            raise CannotMove("the engine is asleep, so its experts may not be in memory")
+
+    def _start(self, num_ranks: int) -> list[Rank]:
+        ranks, infos = self._manager.ranks, self._manager.infos
+        if len(infos) < len(ranks):
+            raise CannotMove("some of the ranks are being replaced")
+        added = [dp_rank for dp_rank in range(num_ranks) if dp_rank not in ranks]
+        return self._manager.grow(added, min(info.num_blocks for info in infos))
+
+    def _check_memory(self, num_ranks: int) -> None:
+        """Check that workers have enough memory for the experts of `num_ranks` ranks. Asks those of them that are up.
+
+        Raises:
+            InvalidConfig: a worker has too little memory. The message has the numbers.
+            CannotMove: the ranks must be restarted instead.
+        """
+        ranks, size = self._manager.ranks, self._world_size
+        if any(rank.run_ref is None for rank in ranks.values()):
+            raise CannotMove("some of the ranks are being replaced")
+        nodes = {dp_rank: rank.nodes for dp_rank, rank in ranks.items() if dp_rank < num_ranks}
+        counts = workers_by_node(nodes.values(), size)
+        num_workers = {dp_rank: [counts[node] for node in own[:size]] for dp_rank, own in nodes.items()}
+        with closing(self._change()) as change:
+            change.check_memory(num_ranks, num_workers)
+
+    def _change(self) -> GroupChange:
+        ranks = [rank for _, rank in sorted(self._manager.ranks.items())]
+        before = [rank for rank in ranks if not rank.awaits_group]
+        added = [rank for rank in ranks if rank.awaits_group]
+        own_node, runtime = self._manager.node, self._manager.runtime
+        return GroupChange(before, added, own_node, self._step_timeout_s, self._timeout_s, runtime)
 
 
 class GroupChange:

@@ -52,7 +52,7 @@ from raycore.metrics.stat_loggers import StatLoggers
 from raycore.metrics.throughput_log import ThroughputLog
 from raycore.parts.constraints.engine import GrammarsUnderWay
 from raycore.parts.drafts.scheduler.speculation import Speculation
-from raycore.parts.experts.cluster import CannotMove
+from raycore.parts.experts.cluster import CannotMove, GroupScaling
 from raycore.parts.transfers.connectors.offload import files
 from raycore.parts.transfers.connectors.offload.files import BlockFiles
 from raycore.parts.transfers.connectors.offload.scheduler import OffloadScheduler
@@ -555,10 +555,10 @@ def control_actors_are_started_again_at_once() -> None:
 
 
 def experts_are_never_moved() -> None:
-    def regroup(self: CoreEngineActorManager, num_ranks: int) -> None:
+    def move(self: GroupScaling, num_ranks: int) -> None:
         raise CannotMove("for no reason")
 
-    substitute(CoreEngineActorManager, "regroup", regroup)
+    substitute(GroupScaling, "move", move)
 
 
 def a_shutdown_does_not_wait_for_its_threads() -> None:

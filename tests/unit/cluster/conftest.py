@@ -15,6 +15,7 @@ from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig, ExecutorConfig, ParallelConfig, RecoveryConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
+from raycore.parts.experts.cluster import GroupScaling
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
 
 
@@ -90,6 +91,7 @@ class Engine:
         self.manager = CoreEngineActorManager(config, runtime=self.runtime, **options)
         self.listener = FakeListener(self.runtime)
         self.supervisor = Supervisor(self.manager, self.listener, config)
+        self.group = GroupScaling(self.manager, config)
 
     def start(self) -> Engine:
         self.manager.start()

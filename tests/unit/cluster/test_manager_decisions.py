@@ -13,13 +13,10 @@ from overtaking import overtake
 from ray.exceptions import RayActorError
 
 from raycore.activity import RUNNING
-from raycore.cluster.desired import WeightState
 from raycore.cluster.manager import shape_of
 from raycore.errors import InitializationError, InvalidConfig, PlacementShortage
 from raycore.lora.request import LoRARequest
-from raycore.messages import WeightVersion
 from raycore.parts.adapters.values import AddedAdapter, AddedAdapters
-from raycore.parts.experts.cluster import CannotMove
 
 STANDBYS = {"standby_delay_s": 30.0}
 
@@ -422,66 +419,6 @@ def test_a_rank_that_dies_while_it_reads_adapters_is_not_waited_for(start):
     engine.runtime.answers["utility"] = lambda actor, *_: RayActorError(error_msg="gone")
     replace(engine, 1)
     assert engine.clock.now_s() == 0.0
-
-
-# ---- experts
-
-
-def test_experts_do_not_move_while_a_rank_is_being_replaced(start):
-    engine = start(enable_expert_parallel=True)
-    engine.runtime.answers["wait_for_init"] = lambda actor, *_: PENDING
-    engine.manager.replace([0, 1])
-    with pytest.raises(CannotMove, match="being replaced"):
-        engine.manager.check_memory(1)
-
-
-def test_experts_do_not_move_while_the_engine_sleeps(start):
-    engine = start(enable_expert_parallel=True)
-    engine.manager.desired.change(activity=RUNNING.put_to_sleep(1))
-    with pytest.raises(CannotMove, match="asleep"):
-        engine.manager.regroup(1)
-    assert engine.runtime.called("pause_for_regrouping") == []
-
-
-def test_experts_do_not_move_during_an_update_of_weights(start):
-    engine = start(enable_expert_parallel=True)
-    engine.manager.weights.open()
-    with pytest.raises(CannotMove, match="weights are being updated"):
-        engine.manager.regroup(1)
-    assert engine.runtime.called("pause_for_regrouping") == []
-
-
-def test_a_rank_joins_when_it_gets_its_weights_from_the_group(start):
-    """Its workers have none before, so no update may reach them, and no client may know of them."""
-    engine = start(enable_expert_parallel=True)
-    manager, weights = engine.manager, engine.manager.weights
-    (added,) = manager.grow_group(3)
-    manager.confirm([added])
-    assert weights.open() == [manager.ranks[0], manager.ranks[1]]
-    weights.set(WeightState(WeightVersion(7, "new"), None), [manager.ranks[0], manager.ranks[1]])
-    weights.close()
-    manager.regroup(3)
-    assert (added.has_joined, added.weights, added.is_stale) == (True, 7, False)
-    assert engine.runtime.called("utility")[0][:2] == ("take_weights", (7, "new", True, ""))
-
-
-def test_ranks_may_be_lost_while_room_is_reserved_for_more(start, monkeypatch):
-    """Reserving waits for Ray, and it is seen afterwards that the others are being replaced."""
-    engine = start(enable_expert_parallel=True)
-    reservations, manager = engine.manager.reservations, engine.manager
-    original = reservations.for_growth
-
-    def for_growth(*args: Any) -> Any:
-        placement = original(*args)
-        manager.replace([0, 1])
-        return placement
-
-    monkeypatch.setattr(reservations, "for_growth", for_growth)
-    assert [rank.dp_rank for rank in manager.grow_group(3)] == [2]
-    with pytest.raises(CannotMove, match="being replaced"):
-        manager.check_memory(3)
-    with pytest.raises(CannotMove, match="being replaced"):
-        manager.grow_group(4)
 
 
 # ---- ends
