@@ -288,7 +288,8 @@ class CoreEngineActorManager:
         self.resize(num_ranks)
         for rank in self.ranks.values():
             if rank.awaits_group:
-                rank.awaits_group, rank.weights = False, self.weights.state.version.number
+                rank.awaits_group = False
+                self.weights.keep([rank])
                 self._following.join(rank, lambda: not self._is_shut_down)
         self._keep_standbys()
 
@@ -407,7 +408,7 @@ class CoreEngineActorManager:
         ]
         for rank in created:
             rank.engine_node = rank.nodes[self._shape.engine_bundle_index]
-            rank.config_path = rank.loaded_path = starts[rank.dp_rank][1]
+            self.weights.loaded(rank, starts[rank.dp_rank][1])
             rank.awaits_group = num_blocks is not None
         # another dict, because other threads go through this one
         self.ranks = self.ranks | {rank.dp_rank: rank for rank in created}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from placement.reserve import RankBundles
@@ -16,6 +16,20 @@ if TYPE_CHECKING:
     from raycore.cluster.desired import Desired
     from raycore.cluster.given import GivenDevices
     from raycore.engine.engine_actor import DPEngineCoreActor
+
+
+@dataclass
+class HeldWeights:
+    """What is known of the weights that a rank has. Anyone may read it; `EngineWeights` writes it."""
+
+    config_path: str | None = None
+    """The checkpoint of the rank's configuration, which its workers read at their start and after a deep sleep."""
+    loaded_path: str | None = None
+    """The checkpoint whose weights the rank has, as it was loaded with them. None: they came from elsewhere."""
+    number: int | None = None
+    """Their number: see `WeightVersion`. None: that isn't known."""
+    is_stale: bool = False
+    """Whether the rank has none that it may serve with."""
 
 
 @dataclass(eq=False)
@@ -36,20 +50,13 @@ class Rank:
     """The ref of the rank's `run()`. It completes when the rank ends, for any reason. None before `run()` is called."""
     engine_node: str = ""
     """The id of the node on which the rank's engine runs."""
-    config_path: str | None = None
-    """The checkpoint of the rank's configuration, which its workers read at their start and after a deep sleep."""
-    loaded_path: str | None = None
-    """The checkpoint whose weights the rank has, as it was loaded with them. None: they came from elsewhere."""
-    weights: int | None = None
-    """The number of the weights that the rank has: see `WeightVersion`. None: that isn't known."""
+    weights: HeldWeights = field(default_factory=HeldWeights)
     followed: Desired | None = None
     """What the rank was brought to last, before it joined. None: nothing yet."""
     awaits_group: bool = False
     """Whether the ranks that it will share experts with have yet to give it its weights. It hasn't joined then."""
     has_joined: bool = False
     """Whether the rank takes part in updates of weights."""
-    is_stale: bool = False
-    """Whether the rank has no weights that it may serve with."""
     is_announced: bool = False
     """Whether clients know that the rank is up."""
 

@@ -19,7 +19,7 @@ def rank_statuses(manager: CoreEngineActorManager, supervisor: Supervisor, clien
     statuses: list[RankStatus] = []
     for dp_rank, rank in sorted(manager.ranks.items()):
         link, watch, info = links.get(dp_rank), watches.get(dp_rank), rank.info
-        state = rank_state(link, watch, activity, is_up=info is not None, is_stale=rank.is_stale)
+        state = rank_state(link, watch, activity, is_up=info is not None, is_stale=rank.weights.is_stale)
         load = link.load if link is not None and state != "gone" else NO_LOAD
         process = info if state in UP_STATES else None
         decode_rate = process.step_bytes / load.decode_s if process is not None and load.decode_s else 0.0

@@ -9,7 +9,7 @@ updates.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -107,7 +107,7 @@ class EngineWeights(DesiredPart):
             if state.path is not None:
                 self.stored = state
             for rank in current:
-                rank.weights = state.version.number
+                rank.weights.number = state.version.number
 
     def note_wake_up(self) -> None:
         """Weights have come back from a sleep, so that ranks that are just joining look again at what they have."""
@@ -122,6 +122,41 @@ class EngineWeights(DesiredPart):
             self.set(msgspec.structs.replace(state, version=version), [])
             return version
 
+    # ---- what ranks have
+
+    def loaded(self, rank: Rank, path: str) -> None:
+        """Note which checkpoint a rank loads that starts, and after each deep sleep."""
+        rank.weights.config_path = rank.weights.loaded_path = path
+
+    def keep(self, ranks: Iterable[Rank]) -> None:
+        """Note that ranks have the engine's weights: an update has changed nothing, or others have given them theirs.
+
+        Ranks that were stale remain so.
+        """
+        for rank in ranks:
+            rank.weights.number = None if rank.weights.is_stale else self.state.version.number
+
+    def took(self, ranks: Iterable[Rank]) -> None:
+        """Note that ranks have taken what an update has brought."""
+        for rank in ranks:
+            rank.weights.is_stale, rank.weights.loaded_path = False, None
+
+    def forget(self, ranks: Iterable[Rank]) -> None:
+        """Note that it isn't known any more what weights ranks have."""
+        for rank in ranks:
+            rank.weights.number = rank.weights.loaded_path = None
+
+    def make_stale(self, ranks: Sequence[Rank]) -> None:
+        """Note that ranks have no weights that they may serve with."""
+        self.forget(ranks)
+        for rank in ranks:
+            rank.weights.is_stale = True
+
+    def read_again(self, ranks: Iterable[Rank]) -> None:
+        """Note that ranks have read their own checkpoints, after a deep sleep."""
+        for rank in ranks:
+            rank.weights.number, rank.weights.loaded_path = None, rank.weights.config_path
+
     # ---- ranks get weights
 
     def follows(self, before: Desired, now: Desired) -> bool:
@@ -132,18 +167,19 @@ class EngineWeights(DesiredPart):
         if not self._can_copy:
             return []
         return [
-            rank for rank in self._desired.ranks() if rank.has_joined and not rank.is_stale and rank.weights == number
+            rank
+            for rank in self._desired.ranks()
+            if rank.has_joined and not rank.weights.is_stale and rank.weights.number == number
         ]
 
     def bring(self, rank: Rank, desired: Desired, is_wanted: IsWanted) -> None:
         """Give a rank its weights, if that is possible. Otherwise it is stale. If the weights are asleep, it gets them
         when they wake up."""
-        state, before = desired.weights, rank.followed
-        if before is not None and before.num_updates != desired.num_updates and rank.loaded_path is None:
-            rank.weights = None  # what it has got meanwhile may be of two versions
+        state, before, held = desired.weights, rank.followed, rank.weights
+        if before is not None and before.num_updates != desired.num_updates and held.loaded_path is None:
+            held.number = None  # what it has got meanwhile may be of two versions
         if state.is_missing:
-            rank.weights = rank.loaded_path = None
-            rank.is_stale = True
+            self.make_stale([rank])
             return
         try:
             reason = self._bring(rank, state, is_wanted, is_asleep="weights" in desired.activity.asleep)
@@ -152,11 +188,11 @@ class EngineWeights(DesiredPart):
                 return  # it is replaced by those who watch it
             reason = str(root_cause(error))
         if reason is None:
-            rank.is_stale = False
+            held.is_stale = False
             return
-        rank.weights = None
-        if not rank.is_stale:
-            rank.is_stale = True
+        held.number = None
+        if not held.is_stale:
+            held.is_stale = True
             logger.error(
                 "dp_rank %d can't serve with weights of version %r, until an update brings all weights: %s",
                 *(rank.dp_rank, state.version.name, reason),
@@ -165,20 +201,21 @@ class EngineWeights(DesiredPart):
 
     def _bring(self, rank: Rank, state: WeightState, is_wanted: IsWanted, *, is_asleep: bool) -> str | None:
         """Returns why the rank can't have the weights; None if it has them."""
-        has_them = rank.weights == state.version.number or (state.path is not None and rank.loaded_path == state.path)
+        held, number = rank.weights, state.version.number
+        has_them = held.number == number or (state.path is not None and held.loaded_path == state.path)
         if has_them and state.version == FIRST_WEIGHTS:
-            rank.weights = state.version.number
+            held.number = number
             return None
         if not has_them:
-            rank.loaded_path = None
+            held.loaded_path = None
             if is_asleep:
-                rank.weights = None
+                held.number = None
                 return None
             reasons = self._get_weights(rank, state, is_wanted)
             if reasons is not None:
                 return reasons
         self._call(rank, "take_weights", (*state.version, True, state.key), is_wanted)
-        rank.weights = state.version.number
+        held.number = number
         return None
 
     def _get_weights(self, rank: Rank, state: WeightState, is_wanted: IsWanted) -> str | None:
@@ -222,7 +259,7 @@ class EngineWeights(DesiredPart):
         for rank in ranks:
             assert rank.info is not None, "confirm() comes first"
             with self._desired.changed:
-                if rank.is_stale or rank.is_announced:
+                if rank.weights.is_stale or rank.is_announced:
                     continue
                 rank.is_announced = True
                 listener.on_rank_event(RankUp(rank.dp_rank, rank.actor, rank.info))

@@ -12,6 +12,7 @@ import pytest
 
 from raycore.activity import RUNNING, Activity
 from raycore.client.client import LinkView
+from raycore.cluster.rank import HeldWeights
 from raycore.cluster.supervisor import WatchView
 from raycore.control.ranks import rank_state, rank_statuses
 from raycore.messages import NO_LOAD, Computation, EngineInfo, KVFetches, LoadView
@@ -86,7 +87,7 @@ def statuses(info: EngineInfo | None, load: LoadView | None, watch: WatchView = 
     """`load`: None: no client has a link to the rank."""
     parts: list[Any] = [
         SimpleNamespace(
-            ranks={0: SimpleNamespace(info=info, nodes=["a", "a"], is_stale=False)},
+            ranks={0: SimpleNamespace(info=info, nodes=["a", "a"], weights=HeldWeights())},
             desired=SimpleNamespace(now=SimpleNamespace(activity=RUNNING)),
         ),
         SimpleNamespace(watches=lambda: {0: watch}),

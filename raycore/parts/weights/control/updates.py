@@ -121,11 +121,10 @@ class WeightUpdates:
         update = self._open("start_weight_update")
         try:
             # a stale rank has to get all weights
-            self._call(update, "start_weight_update", lambda rank: (True,) if rank.is_stale else ())
+            self._call(update, "start_weight_update", lambda rank: (True,) if rank.weights.is_stale else ())
         except BaseException:
             self._ask(update.behind, "update_weights", ("cancel_weight_update",))
-            for rank in update.behind:  # nothing has changed
-                rank.weights = None if rank.is_stale else self._weights.state.version.number
+            self._weights.keep(update.behind)
             self._end(update)
             raise
 
@@ -185,8 +184,7 @@ class WeightUpdates:
             after = self._checksums(ranks) if before else {}
             unchanged = [rank for rank in ranks if rank in before and before[rank] == after.get(rank)]
             self._leave_behind(update, [rank for rank in ranks if rank not in unchanged])
-            for rank in unchanged:
-                rank.weights = None if rank.is_stale else self._weights.state.version.number
+            self._weights.keep(unchanged)
             self._end(update)
             raise
         self._manager.use_checkpoint(path)
@@ -261,8 +259,7 @@ class WeightUpdates:
         """End an update with other weights, which its ranks have."""
         self._weights.set(state, update.ranks)
         replies = self._ask(update.ranks, "take_weights", (*state.version, True, state.key))
-        for rank in update.ranks:
-            rank.is_stale, rank.loaded_path = False, None
+        self._weights.took(update.ranks)
         for rank, error in replies.errors:
             self._supervisor.report(rank.dp_rank, f"it can't take other weights: {error}")
         self._end(update)
@@ -271,9 +268,7 @@ class WeightUpdates:
         """End an update with the weights that were there before it."""
         replies = self._ask([*update.ranks, *update.behind], "update_weights", ("cancel_weight_update",))
         unchanged = [rank for rank, changes in replies.results if not any(changes) and rank not in update.behind]
-        for rank in (*update.ranks, *update.behind):
-            if rank not in unchanged:
-                rank.weights = rank.loaded_path = None
+        self._weights.forget(rank for rank in (*update.ranks, *update.behind) if rank not in unchanged)
         self._end(update)
 
     def _end(self, update: _Update) -> None:
@@ -290,20 +285,19 @@ class WeightUpdates:
         """Have all ranks have the engine's weights. Those that can't are out of service."""
         ranks, desired = self._joined(), self._desired.now
         for rank in ranks:
-            if rank.weights != desired.weights.version.number:
+            if rank.weights.number != desired.weights.version.number:
                 self._ask([rank], "update_weights", ("cancel_weight_update",))
                 self._weights.bring(rank, desired, lambda: not self._supervisor.has_ended)
         if self._weights.state.version != desired.weights.version:  # a wake-up doesn't keep others from renaming them
             self._ask(ranks, "take_weights", (*self._weights.state.version, False))
-        if self._manager.is_lockstep and any(rank.is_stale for rank in ranks):
-            for rank in ranks:
-                rank.weights, rank.loaded_path, rank.is_stale = None, None, True
-        self._weights.withdraw(self._clients, [rank for rank in ranks if rank.is_stale])
+        if self._manager.is_lockstep and any(rank.weights.is_stale for rank in ranks):
+            self._weights.make_stale(ranks)
+        self._weights.withdraw(self._clients, [rank for rank in ranks if rank.weights.is_stale])
         self._weights.announce(self._clients, ranks)
 
     def stale_ranks(self) -> list[Rank]:
         """Those ranks that have no weights that they may serve with."""
-        return [rank for rank in self._joined() if rank.is_stale]
+        return [rank for rank in self._joined() if rank.weights.is_stale]
 
     def _joined(self) -> list[Rank]:
         return [rank for rank in list(self._manager.ranks.values()) if rank.has_joined]
@@ -323,8 +317,7 @@ class WeightUpdates:
             version = WeightVersion(state.version.number + 1, stored.version.name)
             self._weights.set(WeightState(version, stored.path), [])
         if were_dropped:
-            for rank in self._joined():
-                rank.weights, rank.loaded_path = None, rank.config_path
+            self._weights.read_again(self._joined())
         self._weights.note_wake_up()
         with self._desired.asking():  # a rank that is stuck meanwhile is noticed
             self._settle()
@@ -408,9 +401,8 @@ class WeightUpdates:
             raise _AllRanksLost(f"{method}(): all ranks were lost, so the update of weights has ended")
 
     def _leave_behind(self, update: _Update, ranks: Sequence[Rank]) -> None:
-        for rank in ranks:
-            update.behind.append(rank)
-            rank.weights = rank.loaded_path = None
+        update.behind += ranks
+        self._weights.forget(ranks)
 
     def _checksums(self, ranks: Sequence[Rank]) -> dict[Rank, object]:
         """The hashes of the weights of each rank's workers."""

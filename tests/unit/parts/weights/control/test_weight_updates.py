@@ -56,7 +56,7 @@ class FakeRank(Rank):
         self.engine = engine
         self.info = SimpleNamespace(pid=dp_rank)  # type: ignore[assignment]
         self.run_ref = object()  # type: ignore[assignment]
-        self.config_path = self.loaded_path = path
+        engine.weights.loaded(self, path)
         self.has = path
         """The weights of its workers; `half` while an update has changed some."""
         self.brought: str | None = None
@@ -106,7 +106,7 @@ class FakeRank(Rank):
     def _start_weight_update(self, needs_all: bool = False) -> list[None]:
         assert not self.is_open
         assert self.engine.activity.is_paused, "no step may run"
-        assert needs_all == self.is_stale
+        assert needs_all == self.weights.is_stale
         self.is_open, self.brought, self.needs_all = True, None, needs_all
         return [None]
 
@@ -218,7 +218,7 @@ class Engine:
         state = self.weights.state
         for dp_rank in self.in_service:
             rank = self.ranks[dp_rank]
-            assert (rank.weights, rank.is_stale, rank.is_open) == (state.version.number, False, False)
+            assert (rank.weights.number, rank.weights.is_stale, rank.is_open) == (state.version.number, False, False)
             assert rank.has != "half"
             assert state.path in (None, rank.has)
             assert rank.known_by == (state.path or state.key)
@@ -628,7 +628,7 @@ def test_a_checkpoint_is_taken_by_all_ranks_and_by_those_that_join_later(engine:
     engine.check()
     engine.gone.add(OTHER)
     broken = engine.add(4, BASE)
-    assert broken.is_stale
+    assert broken.weights.is_stale
     assert "/other isn't there" in engine.stale[0][1]
     engine.check()
 
@@ -693,7 +693,7 @@ def test_without_a_path_the_latest_checkpoint_is_read_again(engine: Engine) -> N
 def test_a_rank_that_joins_after_an_update_without_a_checkpoint_is_stale(engine: Engine) -> None:
     update(engine, "A", "v1")
     rank = engine.add(2)
-    assert rank.is_stale
+    assert rank.weights.is_stale
     assert engine.in_service == {0, 1}
     assert engine.stale == [(2, "they came from no checkpoint, and no other rank can give them")]
     update(engine, "B", "v2")
@@ -758,7 +758,7 @@ def test_a_rank_that_copies_weights_during_an_update_that_is_given_up_does_not_s
     donor._export_weights = slow  # type: ignore[method-assign]
     engine.join(rank)
     engine.weights.announce(engine, [rank])  # type: ignore[arg-type]
-    assert rank.is_stale
+    assert rank.weights.is_stale
     assert engine.in_service == set()
     update(engine, "C", "v2")
     assert engine.in_service == {0, 1}
@@ -792,7 +792,7 @@ def test_after_a_deep_sleep_ranks_get_the_checkpoint_that_they_had_before(engine
     engine.updates.reload(OTHER, "other")
     late = engine.add(2)
     for rank in engine.ranks.values():
-        rank.has = rank.known_by = rank.config_path or ""  # as `load_model()` does
+        rank.has = rank.known_by = rank.weights.config_path or ""  # as `load_model()` does
         rank.asked.clear()
     engine.on_woken(were_dropped=True, are_read=True)
     assert [rank.has for rank in engine.ranks.values()] == [OTHER] * 3
@@ -876,7 +876,7 @@ def test_a_whole_update_that_is_given_up_leaves_an_engine_without_weights_as_it_
     engine.updates.update("A")
     engine.updates.cancel()
     assert engine.in_service == set()
-    assert engine.add(1).is_stale
+    assert engine.add(1).weights.is_stale
     engine.updates.reload(None)
     assert [rank.has for rank in engine.ranks.values()] == [BASE, BASE]
     assert engine.in_service == {0, 1}
@@ -889,7 +889,7 @@ def test_a_rank_that_joins_while_the_engine_wakes_up_without_weights_does_not_se
     late = engine.ranks[2] = FakeRank(engine, 2)
     engine.join(late, WakesUp(engine, lambda: wake_up_without_weights(engine)))
     engine.weights.announce(engine, [late])  # type: ignore[arg-type]
-    assert late.is_stale
+    assert late.weights.is_stale
     assert engine.in_service == set()
 
 
@@ -975,7 +975,7 @@ def test_a_rank_that_can_get_weights_from_no_other_is_stale(method: str) -> None
     engine.ranks[2] = rank
     engine.join(rank)
     engine.weights.announce(engine, [rank])  # type: ignore[arg-type]
-    assert rank.is_stale
+    assert rank.weights.is_stale
     assert [each.num_exported for each in engine.ranks.values()] == [0, 0, 0]
     engine.check()
 
