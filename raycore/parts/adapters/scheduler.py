@@ -23,8 +23,7 @@ class AdapterLimit(SchedulerPart):
         self._num_users: Counter[int] = Counter()
         """By slot of the workers: number of running requests that use the adapter there."""
         self._waiting: list[Request] = []
-        """Those that wait for an adapter to be of no more use, and those that were aborted meanwhile. In order of
-        urgency."""
+        """Those that wait for an adapter to be of no more use, and with adapters behind them."""
 
     def attach(self, view: SchedulerView) -> None:
         self._wait_again = view.wait_again
@@ -50,11 +49,20 @@ class AdapterLimit(SchedulerPart):
         self._num_users[adapter] -= 1
         if not self._num_users[adapter]:
             del self._num_users[adapter]
-            waiting, self._waiting = self.requests(), []
-            self._wait_again(waiting)
+            self._ask_again()
+
+    def aborted(self, request: Request) -> None:
+        """Let those begin that have only waited behind the request."""
+        if request in self._waiting:
+            self._waiting.remove(request)
+            self._ask_again()
+
+    def _ask_again(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        self._wait_again(waiting)
 
     def requests(self) -> Iterable[Request]:
-        return [request for request in self._waiting if not request.is_aborted]
+        return self._waiting
 
     def check_integrity(self) -> None:
         assert len(self._num_users) <= self._max_adapters

@@ -59,6 +59,21 @@ def test_requests_that_wait_for_an_adapter_can_be_aborted_or_start_after_running
     engine.scheduler.check_integrity()
 
 
+def test_a_request_that_was_aborted_keeps_none_behind_it_from_an_adapter_in_use() -> None:
+    engine = FakeEngineCore(max_adapters=1, max_num_seqs=4, max_num_batched_tokens=64)
+    first = engine.submit(PROMPT, max_tokens=20, adapter=(0, 1))
+    without_room = [engine.submit(PROMPT, max_tokens=4, adapter=(slot, slot)) for slot in (1, 2)]
+    behind = engine.submit(PROMPT, max_tokens=4, adapter=(0, 1))
+    engine.step()
+    engine.abort(without_room[0])
+    engine.step()
+    assert engine.start_order == [first], "another one has no room"
+    engine.abort(without_room[1])
+    engine.step()
+    assert engine.start_order == [first, behind]
+    engine.scheduler.check_integrity()
+
+
 def test_preempted_requests_continue_with_their_adapters() -> None:
     engine = FakeEngineCore(max_adapters=2, num_blocks=9, max_num_seqs=3)
     seq_ids = [engine.submit(PROMPT[: 6 + i], max_tokens=16, adapter=(i % 2, i % 2)) for i in range(3)]
