@@ -11,6 +11,7 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.executor.base import Executor
 from raycore.parts.adapters.scheduler import AdapterLimit
+from raycore.parts.constraints.scheduler import Constraints
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning
 from raycore.parts.drafts.scheduler.speculation import Speculation
 from raycore.parts.drafts.scheduler.worker_guesses import WorkerGuesses
@@ -81,6 +82,7 @@ def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
         yield EncoderInputs(config.encoder_limits)
     if config.lora.enable_lora:
         yield AdapterLimit(config.lora.max_loras)
+    yield Constraints()
     if shared.connector is not None and config.kv_transfer_config is not None:
         from raycore.parts.transfers.scheduler.transfers import (
             Transfers,  # imported lazily, as below: few engines need it

@@ -1,4 +1,5 @@
-"""The contract between a scheduler and what adds to it: prefix cache, states, drafts, transfers, encoder, adapters.
+"""The contract between a scheduler and what adds to it: prefix cache, states, drafts, transfers, encoder, adapters,
+constraints.
 
 A part overrides some of the hooks of `SchedulerPart`, whose own methods do nothing. The scheduler calls them at fixed
 moments, those of parts with a lower `order` first. In return, a part sees of the scheduler what `SchedulerView` has.
@@ -146,6 +147,10 @@ class SchedulerPart:
         """Free some blocks that the part keeps for others than requests. Returns whether it has."""
         return False
 
+    def needs_output(self, request: Request) -> bool:
+        """Whether each next token of a request that gets a slot can only be planned when the last one has arrived."""
+        return False
+
     def started(self, start: Start) -> None:
         """Note that a request has got its slot and its first blocks. `Request.was_started`: not for the first time."""
 
@@ -266,6 +271,7 @@ class Hooks:
         self.promised_slots = overridden(parts, SchedulerPart.promised_slots)
         self.promised_blocks = overridden(parts, SchedulerPart.promised_blocks)
         self.take_back = overridden(parts, SchedulerPart.take_back)
+        self.needs_output = overridden(parts, SchedulerPart.needs_output)
         self.started = overridden(parts, SchedulerPart.started)
         self.left = overridden(parts, SchedulerPart.left)
         self.aborted = overridden(parts, SchedulerPart.aborted)
@@ -299,6 +305,10 @@ class Hooks:
     def take_back_any(self) -> bool:
         """Take back blocks that are kept for others, because a request lacks some. Returns whether there were any."""
         return any(take_back() for take_back in self.take_back)
+
+    def need_output(self, request: Request) -> bool:
+        """Whether a request waits for its last token before the next one is planned."""
+        return any(needs_output(request) for needs_output in self.needs_output)
 
     def want_step(self) -> bool:
         """Whether a step is of use without tokens, because a part has something under way."""

@@ -131,14 +131,6 @@ class Request:
             return not self.pooling.skip_reading_prefix_cache
         return self.params.prompt_logprobs is None and not self.params.return_prompt_hidden_states
 
-    @property
-    def needs_output(self) -> bool:
-        """Whether sampling a token takes the values of all earlier tokens, because a grammar or a word follows them, or
-        reasoning ends after so many of them."""
-        if self.params.structured_outputs is not None or self.thinking is not None:
-            return True
-        return any(len(word) > 1 for word in self.bad_words_token_ids)
-
     def end_of(self, token_id: int, num_tokens: int) -> tuple[str, int | str | None] | None:
         """Return (finish reason, stop reason) if the request ends with `token_id`, otherwise None.
 

@@ -8,11 +8,11 @@ blocks than are free, the least urgent running request is preempted: it loses it
 again later.
 
 A step can be planned before the results of earlier steps arrive, on the assumption that each decode in flight gives one
-token. Only a request whose rules depend on its output, such as a grammar, waits for its own last token. If a request
-has left its slot when a result arrives (finished, aborted or preempted), the result for this request is ignored. When a
-request is preempted, its tokens in flight are lost. No client has seen them, and they are sampled again with the same
-random numbers. Workers execute plans in order, so the blocks of a request that has left its slot can be reused at once,
-even while steps that use them are in flight.
+token. Only a request whose output a part needs, as for a grammar, waits for its own last token. If a request has left
+its slot when a result arrives (finished, aborted or preempted), the result for this request is ignored. When a request
+is preempted, its tokens in flight are lost. No client has seen them, and they are sampled again with the same random
+numbers. Workers execute plans in order, so the blocks of a request that has left its slot can be reused at once, even
+while steps that use them are in flight.
 
 If steps in flight are in different stages of a pipeline, running decodes take turns: each step gets a share of them and
 of prompts' tokens, so that all stages have work. A decode whose last token is still being computed waits for a later
@@ -453,7 +453,7 @@ class Scheduler:
     def _start(self, chunk: Chunk, start: Start, step: StepBuilder) -> None:
         """Give a request a slot, and plan its first chunk."""
         request, num_computed = start.request, start.num_computed
-        self._slots.enter(request, num_computed)
+        self._slots.enter(request, num_computed, needs_output=self._hooks.need_output(request))
         self._blocks.begin(request.slot, start.cached)
         self._prefills.append(request)
         request.num_published_blocks = start.num_published

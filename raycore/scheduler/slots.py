@@ -6,7 +6,7 @@ rows quickly:
 * PREFILL: some of the tokens that the request had when it got its slot have not been planned yet.
 * DECODE: exactly one known token has not been planned: the last one sampled, whose value may still be in flight.
 * STALLED: as DECODE, but the last token's value is in flight, and the next token can't be planned without it, because
-  the request's rules depend on its output (see `Request.needs_output`), because workers have to be told the token, or
+  a part needs the request's output (see `SchedulerPart.needs_output`), because workers have to be told the token, or
   because the step in flight has drafts.
 * LAST: the token that brings the request to its maximum length is in flight. The request ends when that token arrives,
   at the latest.
@@ -93,8 +93,13 @@ class SlotTable:
         """The requests that have a slot."""
         return [request for request in self.requests if request is not None]
 
-    def enter(self, request: Request, num_computed: int) -> None:
-        """Give a request a free slot, in the phase PREFILL. `num_computed` of its tokens are in cached blocks."""
+    def enter(self, request: Request, num_computed: int, *, needs_output: bool) -> None:
+        """Give a request a free slot, in the phase PREFILL.
+
+        Args:
+            num_computed: so many of its tokens are in cached blocks.
+            needs_output: whether its next token can only be planned when the last one has arrived.
+        """
         slot = request.slot = self._free.pop()
         num_tokens = len(request.tokens)
         self.requests[slot] = request
@@ -102,8 +107,8 @@ class SlotTable:
         self.computed[slot] = num_computed
         self.received[slot] = num_tokens
         self.max_tokens[slot] = request.max_tokens
-        self.needs_output[slot] = needs_output = self._waits_for_output or request.needs_output
-        self._num_needing_output += needs_output
+        self.needs_output[slot] = waits = self._waits_for_output or needs_output
+        self._num_needing_output += waits
         self.seq_id[slot] = request.seq_id
         self.flush_interval_s[slot] = request.flush_interval_s
         self.tokens[slot, :num_tokens] = request.tokens

@@ -21,6 +21,7 @@ from raycore.config import CacheConfig, SchedulerConfig
 from raycore.config.states import StateRows
 from raycore.messages import EncoderPlan, EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
 from raycore.parts.adapters.scheduler import AdapterLimit
+from raycore.parts.constraints.scheduler import Constraints
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning
 from raycore.parts.drafts.scheduler.drafts import Drafts
@@ -433,7 +434,7 @@ class FakeEngineCore:
             num_prefix_states=num_prefix_states,
         )
         state_rows = None if num_prefix_states is None else StateRows.of(cache, max_num_seqs, max_drafts)
-        parts: list[SchedulerPart] = [AdapterLimit(max_adapters)]
+        parts: list[SchedulerPart] = [AdapterLimit(max_adapters), Constraints()]
         if enable_prefix_caching:
             parts.append(Prefixes())
         if enable_prefix_caching and state_rows is not None:

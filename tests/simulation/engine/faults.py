@@ -12,6 +12,7 @@ from raycore.kvcache import prefix_cache
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
 from raycore.parts.adapters.engine.slots import AdapterSlots
+from raycore.parts.constraints.scheduler import Constraints
 from raycore.parts.drafts.scheduler import worker_guesses
 from raycore.parts.images.scheduler import EncoderInputs
 from raycore.parts.weights.engine import RankWeights
@@ -182,7 +183,7 @@ def an_adapter_makes_room_while_it_is_used() -> None:
 
 
 def a_constraint_does_not_wait_for_the_last_token() -> None:
-    substitute(Request, "needs_output", property(lambda self: False))
+    substitute(Constraints, "needs_output", lambda self, request: False)
 
 
 def drafts_that_do_not_pay_are_tried_always() -> None:

@@ -13,6 +13,7 @@ from raycore.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerConfi
 from raycore.engine.scheduling import Shared, make_scheduler
 from raycore.messages import EngineRequest
 from raycore.parts.adapters.scheduler import AdapterLimit
+from raycore.parts.constraints.scheduler import Constraints
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning
 from raycore.parts.drafts.scheduler.speculation import Speculation
@@ -58,11 +59,12 @@ def made(kind: Any, config: EngineConfig, shared: Shared) -> Any:
 @pytest.mark.parametrize("kind", [Scheduler, Subclass])
 def test_raycores_scheduler_and_its_subclasses_get_the_parts_that_the_configuration_asks_for(kind: type) -> None:
     parts = made(kind, full_config(), ALL).parts
-    assert [type(part) for part in parts] == [Prefixes, DraftPlanning, Transfers, CacheEvents, AdapterLimit]
-    assert [type(part) for part in made(kind, make_config(), Shared()).parts] == [Prefixes]
+    kinds = [Prefixes, DraftPlanning, Transfers, CacheEvents, AdapterLimit, Constraints]
+    assert [type(part) for part in parts] == kinds
+    assert [type(part) for part in made(kind, make_config(), Shared()).parts] == [Prefixes, Constraints]
     config = make_config()
     without = msgspec.structs.replace(config, cache=msgspec.structs.replace(config.cache, enable_prefix_caching=False))
-    assert made(kind, without, Shared()).parts == []
+    assert [type(part) for part in made(kind, without, Shared()).parts] == [Constraints]
 
 
 def test_another_class_gets_what_parts_are_made_of() -> None:

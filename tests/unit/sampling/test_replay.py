@@ -11,6 +11,7 @@ from small_model import make_sampling
 from raycore.errors import InvalidRequest
 from raycore.messages import EngineRequest
 from raycore.parts.constraints.client import ThinkingLimits
+from raycore.parts.constraints.scheduler import Constraints
 from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
@@ -42,7 +43,7 @@ def test_a_replay_does_not_wait_for_its_last_token(tokenizer):
     params = SamplingParams(trace_decode_token_ids=[5, 6])
     limit = ThinkingLimits(make_config(), tokenizer).of(params)
     message = EngineRequest(1, "r1", [1], params, 0, thinking=limit)
-    assert not RequestLimits(100, 32, 4, 100).admit(message, arrival=0).needs_output
+    assert not Constraints().needs_output(RequestLimits(100, 32, 4, 100).admit(message, arrival=0))
 
 
 def test_the_output_ends_with_the_last_of_them_and_not_before():

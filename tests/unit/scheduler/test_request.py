@@ -124,12 +124,9 @@ def test_a_replay_that_would_be_cut_is_refused() -> None:
         limits.check([1] * 22, SamplingParams(trace_decode_token_ids=[5] * 11))
 
 
-def test_a_request_whose_reasoning_is_limited_waits_for_its_last_token() -> None:
-    message = EngineRequest(1, "r1", [1], SamplingParams(), 0)
-    assert not LIMITS.admit(message, arrival=0).needs_output
-    message.thinking = ThinkingLimit(5, [2], [3], [3])
+def test_workers_are_told_the_limit_of_a_request_s_reasoning() -> None:
+    message = EngineRequest(1, "r1", [1], SamplingParams(), 0, thinking=ThinkingLimit(5, [2], [3], [3]))
     request = LIMITS.admit(message, arrival=0)
-    assert request.needs_output
     request.slot = 0
     assert request.for_workers(0, np.zeros((1, 1), np.int32)).thinking == message.thinking
 
