@@ -1,7 +1,7 @@
-"""Lets a seed tell the same story wherever this project lies.
+"""Lets a seed tell the same story wherever this project lies, and whenever it was put there.
 
-Paths are in messages, whose sizes are told, and simulated weights follow from the path of the checkpoint. So the world
-has paths of its own.
+Paths are in messages, whose sizes are told, and simulated weights follow from the path of the checkpoint. Kept blocks
+are known by the times of its files. So the world has paths and times of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from pathlib import Path
 from unittest import mock
 
 from raycore import kernels, same_copy
+from raycore.config import EngineConfig
 from raycore.demo import demo_model_path
+from raycore.parts.transfers.connectors import identity
 
 _COPY: same_copy.Copy = ("/raycore", "1", "the same sources", "the same files")
 _KERNELS = Path("/raycore/kernels")
@@ -21,16 +23,25 @@ _DESCRIPTOR = 250
 """Of the open directory with the bundled model. Few processes have so many open files."""
 MODEL = f"/proc/self/fd/{_DESCRIPTOR}/{Path(demo_model_path()).name}"
 """The checkpoint's path."""
+_files = identity._files
+
+
+def _without_times(config: EngineConfig, path: str | None) -> list[tuple[str, int, int]]:
+    return [(name, size, 0) for name, size, _ in _files(config, path)]
 
 
 @contextmanager
 def same_paths() -> Iterator[None]:
-    """Within the block, there is a checkpoint at `MODEL`, and raycore is a copy that lies elsewhere."""
+    """Within the block, there is a checkpoint at `MODEL` of no time, and raycore is a copy that lies elsewhere."""
     opened = os.open(Path(demo_model_path()).parent, os.O_RDONLY | os.O_DIRECTORY)
     os.dup2(opened, _DESCRIPTOR, inheritable=False)
     os.close(opened)
     try:
-        with mock.patch.object(same_copy, "_own", _COPY), mock.patch.object(kernels, "FOLDER", _KERNELS):
+        with (
+            mock.patch.object(same_copy, "_own", _COPY),
+            mock.patch.object(kernels, "FOLDER", _KERNELS),
+            mock.patch.object(identity, "_files", _without_times),
+        ):
             yield
     finally:
         os.close(_DESCRIPTOR)

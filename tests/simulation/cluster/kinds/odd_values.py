@@ -19,11 +19,17 @@ from simulation.scenario import Operation, Request
 if TYPE_CHECKING:
     from simulation.cluster.kinds.kind import Perform
 
+
+class _Thing:
+    def __repr__(self) -> str:
+        return "<a thing>"  # without an address, for the story
+
+
 _UNSENDABLE: dict[str, Any] = {
     "half of a character": {"name": "\ud800"},
     "half of a character in a key": {"\udfff": 1},
     "a large number": {"number": [1, 2**64]},
-    "an object": {"object": {"inner": object()}},
+    "an object": {"object": {"inner": _Thing()}},
 }
 """By name: extra arguments that nothing can be made of on the way."""
 _UNREADABLE: dict[str, Callable[[ParsedPrompt], object]] = {

@@ -51,7 +51,7 @@ class Checkpoints(Capability):
         arguments = dict(deed.operation.arguments)
         if "checkpoint" in arguments:
             number = arguments.pop("checkpoint")
-            arguments["path"] = "no/such/directory" if number < 0 else path_of(number)
+            arguments["path"] = "/no/such/directory" if number < 0 else path_of(number)
         await getattr(llm, deed.operation.kind)(**arguments)
         deed.version = await llm.get_weight_version()
 
