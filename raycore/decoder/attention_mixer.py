@@ -18,7 +18,6 @@ from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
 from raycore.layers.norm import WidthNorm
 from raycore.layers.operations import Operations
 from raycore.layers.rope import PairOrder
-from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.weights import LoraLinear
@@ -85,7 +84,7 @@ class AttentionMixer(Mixer):
         )
 
     @staticmethod
-    def reorder_adapter_(linears: Mapping[FusedName, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
+    def reorder_adapter_(linears: Mapping[str, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
         num_q, num_kv = spec.num_heads // tp_size * spec.query_rows, spec.kv_heads_per_rank(tp_size) * spec.head_dim
         every_second = [slice(0, None, 2)] if spec.has_attention_gate else [slice(None)]
         order = PairOrder(spec.rotations[index], spec.head_dim)

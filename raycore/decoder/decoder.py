@@ -22,7 +22,6 @@ from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFee
 from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
 from raycore.layers.linear import Linear
 from raycore.layers.operations import Norm, Operations
-from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.layers import Adapters
@@ -313,7 +312,7 @@ class Layer:
         assert spec.moe is not None
         return SparseFeedForward(spec.moe, own, experts, self._is_last, operations, ranks, spec.gate)
 
-    def _adapted(self, linear: Linear, name: FusedName, ranks: TensorParallel | None = None) -> Linear:
+    def _adapted(self, linear: Linear, name: str, ranks: TensorParallel | None = None) -> Linear:
         """Return a linear layer with what adapters add to it. `ranks`: those over which its input is split."""
         return linear if self._adapters is None else self._adapters.around(linear, (self._stage_index, name), ranks)
 

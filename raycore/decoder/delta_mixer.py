@@ -1,13 +1,14 @@
 """The gated delta rule as a layer's mixer of tokens: its projections, and the norm and the gate of its result.
 
 The rule itself, with the convolution before it, is behind `Attention`, because it depends on sequences' states. Shape
-suffixes: T tokens of the step, I inputs of the projections, C channels of the convolution, W its taps, N value heads, H
-elements of one, X anything.
+suffixes: T tokens of the step, D hidden size, I inputs of the projections, or this rank's rows of one, C its channels
+of the convolution, W its taps, N its value heads, H elements of one, O those of all, X anything.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, NamedTuple
 
@@ -15,9 +16,38 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
+from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace, plain
 from raycore.models.mixers.delta import DeltaSpec
-from raycore.weights.state_weights import DeltaWeights
+from raycore.weights.mixer_weights import MixerWeights
+
+
+@dataclass
+class DeltaWeights(MixerWeights):
+    """The weights of the gated delta rule in one layer on one rank."""
+
+    qkvz_ID: Tensor
+    """The rows of queries, keys, values and the gate z: of one key head after the other if `DeltaSpec.is_interleaved`,
+    otherwise of all heads one after the other."""
+    ba_ID: Tensor
+    """Those of b and a, in the same order."""
+    conv_CW: Tensor
+    decay_N: Tensor
+    """float32: the logarithm of how fast states decay."""
+    bias_N: Tensor
+    """float32: of a."""
+    norm_H: Tensor
+    o_DO: Tensor
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "qkvz_ID": "linear_attn.in_proj_qkvz.weight",
+        "ba_ID": "linear_attn.in_proj_ba.weight",
+        "conv_CW": "linear_attn.conv1d.weight",
+        "decay_N": "linear_attn.A_log",
+        "bias_N": "linear_attn.dt_bias",
+        "norm_H": "linear_attn.norm.weight",
+        "o_DO": "linear_attn.out_proj.weight",
+    }
+    MULTIPLIED: ClassVar[tuple[str, ...]] = ("qkvz_ID", "ba_ID", "o_DO")
 
 
 class DeltaMixer(Mixer):
@@ -52,15 +82,11 @@ class DeltaMixer(Mixer):
 
     def weights(self) -> DeltaWeights:
         """Return the weights that the mixer was made of."""
-        in_XI, z_XI, o_DO = self._in.weight, self._z.weight, self.o.weight
-        assert isinstance(in_XI, Tensor), "layers that keep a state aren't quantized"
-        assert isinstance(z_XI, Tensor), "layers that keep a state aren't quantized"
-        assert isinstance(o_DO, Tensor), "layers that keep a state aren't quantized"
-        order = self._order
+        in_XI, z_XI, order = plain(self._in), plain(self._z), self._order
         rows_XI = torch.empty(len(in_XI) + len(z_XI), in_XI.shape[1], dtype=in_XI.dtype, device=in_XI.device)
         rows_XI[order.inputs], rows_XI[order.gates] = in_XI, z_XI
         qkvz_ID, ba_ID = rows_XI[: order.num_qkvz], rows_XI[order.num_qkvz :]
-        return DeltaWeights(qkvz_ID=qkvz_ID, ba_ID=ba_ID, o_DO=o_DO, **self._kept)
+        return DeltaWeights(qkvz_ID=qkvz_ID, ba_ID=ba_ID, o_DO=plain(self.o), **self._kept)
 
 
 class _RowOrder(NamedTuple):

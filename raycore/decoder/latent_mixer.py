@@ -22,7 +22,6 @@ from raycore.attention.spec import Attention
 from raycore.decoder.attention_mixer import row_tensors
 from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
 from raycore.layers.rope import PairOrder
-from raycore.models.linears import FusedName
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.spec import ModelSpec
 from raycore.parts.adapters.weights import LoraLinear
@@ -104,7 +103,7 @@ class LatentMixer(Mixer):
         return own
 
     @staticmethod
-    def reorder_adapter_(linears: Mapping[FusedName, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
+    def reorder_adapter_(linears: Mapping[str, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
         heads, num_heads = cast("LatentHeads", spec.mixers[index]), spec.num_heads // tp_size
         pairs = PairOrder(spec.rotations[index], heads.rotated_dim).pairs
         for part in linears["qkv"].parts if "qkv" in linears else ():

@@ -1,22 +1,57 @@
 """Mamba-2 as a layer's mixer of tokens: its projections, and the gate and the norm of its result.
 
 The recurrence itself, with the convolution before it, is behind `Attention`, because it depends on sequences' states.
-Shape suffixes: T tokens of the step, I inputs of the projections, O elements of all this rank's heads.
+Shape suffixes: T tokens of the step, D hidden size, I inputs of the projections, or this rank's rows of one, C its
+channels of the convolution, W its taps, N its value heads, O elements of all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
+from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace, plain
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.state_weights import Mamba2Weights
+from raycore.weights.mixer_weights import MixerWeights
+
+
+@dataclass
+class Mamba2Weights(MixerWeights):
+    """The weights of Mamba-2 in one layer on one rank."""
+
+    in_ID: Tensor
+    """The rows of x, of B, of C and of times, in this order. With a single group, every rank has those of B and C."""
+    z_OD: Tensor
+    """Those of the gate."""
+    conv_CW: Tensor
+    decay_N: Tensor
+    """float32: the logarithm of how fast states decay."""
+    bias_N: Tensor
+    """float32: of times."""
+    skip_N: Tensor
+    """float32: what x is multiplied by before it is added to the result."""
+    norm_O: Tensor
+    o_DO: Tensor
+    conv_bias_C: Tensor | None = None
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "in_ID": "mamba.in_proj.weight",
+        "z_OD": "mamba.z_proj.weight",
+        "conv_CW": "mamba.conv1d.weight",
+        "conv_bias_C": "mamba.conv1d.bias",
+        "decay_N": "mamba.A_log",
+        "bias_N": "mamba.dt_bias",
+        "skip_N": "mamba.D",
+        "norm_O": "mamba.norm.weight",
+        "o_DO": "mamba.out_proj.weight",
+    }
+    MULTIPLIED: ClassVar[tuple[str, ...]] = ("in_ID", "z_OD", "o_DO")
 
 
 class Mamba2Mixer(Mixer):
@@ -56,8 +91,4 @@ class Mamba2Mixer(Mixer):
 
     def weights(self) -> Mamba2Weights:
         """Return the weights that the mixer was made of."""
-        in_ID, z_OD, o_DO = self._in.weight, self._z.weight, self.o.weight
-        assert isinstance(in_ID, Tensor), "layers that keep a state aren't quantized"
-        assert isinstance(z_OD, Tensor), "layers that keep a state aren't quantized"
-        assert isinstance(o_DO, Tensor), "layers that keep a state aren't quantized"
-        return Mamba2Weights(in_ID=in_ID, z_OD=z_OD, o_DO=o_DO, **self._kept)
+        return Mamba2Weights(in_ID=plain(self._in), z_OD=plain(self._z), o_DO=plain(self.o), **self._kept)

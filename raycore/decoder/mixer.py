@@ -13,13 +13,12 @@ from raycore.attention.spec import Attention
 from raycore.class_paths import import_path
 from raycore.layers.linear import Linear
 from raycore.layers.operations import Operations
-from raycore.models.linears import FusedName
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.weights import LoraLinear, LoraWeights
 from raycore.weights.mixer_weights import MixerWeights
 
-Adapt = Callable[[Linear, FusedName, TensorParallel | None], Linear]
+Adapt = Callable[[Linear, str, TensorParallel | None], Linear]
 """Returns a linear layer with what adapters add to it. The ranks are those over which its input is split."""
 
 
@@ -80,11 +79,17 @@ class Mixer(ABC):
         """Return the weights that the mixer was made of. Most are copies."""
 
     @staticmethod  # noqa: B027  # most outputs are in the checkpoint's order
-    def reorder_adapter_(linears: Mapping[FusedName, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
+    def reorder_adapter_(linears: Mapping[str, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
         """Bring what an adapter adds to linear layers in the order in which the mixer has their outputs, in place.
 
         `index`: the layer's index among those of the model.
         """
+
+
+def plain(linear: Linear) -> Tensor:
+    """Return the weight of a linear layer with `FusedLinear.is_plain`."""
+    assert isinstance(linear.weight, Tensor), "such weights aren't quantized"
+    return linear.weight
 
 
 def make_mixer(place: MixerPlace, weights: MixerWeights) -> Mixer:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["FusedLinear", "FusedName", "dense_linears"]
+__all__ = ["FusedLinear", "dense_linears"]
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from raycore.models.rows import Rows, divided, stored_together, whole
 
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec  # it has mixers, which have linear layers
-
-FusedName = Literal["qkv", "q_b", "o", "gate_up", "down"]
-"""A linear layer that adapters may change, as this engine fuses them. `qkv` reads the layer's input."""
 
 
 class FusedLinear(NamedTuple):
@@ -31,9 +28,9 @@ class FusedLinear(NamedTuple):
     """The projections that have a bias, by name. Others get zeros if one of them has."""
     reads_divided: bool = False
     """Whether ranks divide the inputs, and add up their results. So only the first rank has the bias."""
-    adapted: FusedName | None = None
-    """What it is called where adapters change it. Then it has at most 3 projections, as many as kernels read. None:
-    they can't."""
+    adapted: str = ""
+    """What it is called where adapters change it, such as `qkv`. Then it has at most 3 projections, as many as kernels
+    read. Empty: they can't."""
     is_plain: bool = False
     """Whether the weight is always kept in numbers of the model's data type, whatever the checkpoint stores."""
 

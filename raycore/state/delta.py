@@ -1,4 +1,4 @@
-"""The gated delta rule in plain torch.
+"""The gated delta rule: its definition, and its kernels in plain torch.
 
 Shape suffixes: those of `raycore.state.spec`, L tokens of a chunk, and 1 for a dimension that is broadcast.
 """
@@ -6,18 +6,20 @@ Shape suffixes: those of `raycore.state.spec`, L tokens of a chunk, and 1 for a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from raycore.kernels import Backend
 from raycore.layers.rows import on_one_thread
-from raycore.state.native import NativeDelta
+from raycore.models.mixers.delta import DeltaSpec
 from raycore.state.recurrence import MatrixRecurrence
-from raycore.state.spec import DeltaKernels, DeltaLayer, DeltaShape, StateStep
+from raycore.state.spec import StateStep
 from raycore.state.torch_recurrence import TorchRecurrence, decays
 from raycore.state.torch_step import TorchStep, TorchSteps, by_token, softplus
 
@@ -25,21 +27,20 @@ EPS = 1e-6
 """Is added to the squared norms of queries and keys."""
 
 
-class DeltaRecurrence(MatrixRecurrence):
-    """Computes layers with the gated delta rule."""
+@dataclass(slots=True, frozen=True)
+class DeltaLayer:
+    """What a layer with the gated delta rule has beside its projections, and its states."""
 
-    layer = DeltaLayer
-
-    def kernels(self, by: Backend, *, batch_invariant: bool) -> DeltaKernels:
-        own = self._own
-        shape = DeltaShape(own.num_k_heads, own.num_v_heads, own.k_dim, own.v_dim, own.conv_size)
-        if by == "native":
-            return NativeDelta(shape)
-        if by == "triton":
-            from raycore.state.gpu import TritonDelta  # imports Triton, which only GPUs need
-
-            return TritonDelta(shape)
-        return TorchDelta(shape, batch_invariant=batch_invariant)
+    conv_CW: Tensor
+    """The taps of each channel, the oldest first. In the model's data type."""
+    decay_N: Tensor
+    """float32: `A_log`."""
+    bias_N: Tensor
+    """float32: `dt_bias`."""
+    conv_states_RCW: Tensor
+    """[R, C, W - 1]: the last inputs of the convolution, the oldest first, before its activation."""
+    states_RNKH: Tensor
+    """float32[R, N, K, H]."""
 
 
 class TorchDelta:
@@ -49,7 +50,7 @@ class TorchDelta:
     prompt is divided into steps.
     """
 
-    def __init__(self, shape: DeltaShape, *, batch_invariant: bool = False) -> None:
+    def __init__(self, shape: DeltaSpec, *, batch_invariant: bool = False) -> None:
         self._shape = shape
         self._batch_invariant = batch_invariant
         self._steps = TorchSteps(shape.conv_size)
@@ -59,16 +60,17 @@ class TorchDelta:
         """Compute one layer, and write the states. Returns [T, N·H] in the data type of `x_TX`."""
         indexes = self._steps.of(step, x_TX)
         out_TNH = self._compute(layer.states_RNKH, indexes, self._inputs(layer, x_TX, indexes))
-        return out_TNH.view(len(x_TX), self._shape.num_v_heads * self._shape.v_dim).to(x_TX.dtype)
+        return out_TNH.view(len(x_TX), self._shape.num_values).to(x_TX.dtype)
 
     def _inputs(self, layer: DeltaLayer, x_TX: Tensor, indexes: TorchStep) -> tuple[Tensor, ...]:
         """Return what the updates read: the arguments of `_update` for each token."""
         shape, invariant = self._shape, self._batch_invariant
         sizes = [shape.num_channels, shape.num_v_heads, shape.num_v_heads]
         x_TC, b_TN, a_TN = torch.split(x_TX, sizes, 1)
-        y_TC = indexes.convolve(x_TC, layer.conv_CW, None, layer.conv_states_RCW, batch_invariant=invariant)
+        y_TC = indexes.convolve(x_TC, layer.conv_CW, None, layer.conv_states_RCW)
+        y_TC = by_token(functional.silu, y_TC, batch_invariant=invariant)
         key_size = shape.num_k_heads * shape.k_dim
-        q_TX, k_TX, v_TX = torch.split(y_TC, [key_size, key_size, shape.num_v_heads * shape.v_dim], 1)
+        q_TX, k_TX, v_TX = torch.split(y_TC, [key_size, key_size, shape.num_values], 1)
         times_TN = by_token(softplus, a_TN.float() + layer.bias_N, batch_invariant=invariant)
         return (
             self._for_value_heads(q_TX).mul_(1.0 / math.sqrt(shape.k_dim)),
@@ -83,6 +85,28 @@ class TorchDelta:
         x_TGK = x_TX.view(len(x_TX), self._shape.num_k_heads, self._shape.k_dim)
         normalized_TGK = on_one_thread(_normalized, x_TGK) if self._batch_invariant else _normalized(x_TGK)
         return normalized_TGK.repeat_interleave(self._shape.num_v_heads // self._shape.num_k_heads, 1)
+
+
+class DeltaRecurrence(MatrixRecurrence):
+    """Computes layers with the gated delta rule.
+
+    x_TX has, for each token, the channels C of queries, keys and values, then `b`, N numbers, then `a`, N numbers.
+    Channels go through the convolution and SiLU. Queries and keys are divided by their norms (eps 1e-6), and queries by
+    sqrt(K). For each token, with a state S of [K, H] for each value head, which begins as zeros,
+
+        S ← exp(-exp(decay) · softplus(a + bias)) · S
+        S ← S + k ⊗ (sigmoid(b) · (v - Sᵀ k))
+        output = Sᵀ q
+
+    in float32. Source: Gated Delta Networks (https://arxiv.org/abs/2412.06464), equation 10.
+    """
+
+    layer = DeltaLayer
+    by_torch = TorchDelta
+    others: ClassVar[Mapping[Backend, str]] = {
+        "native": "raycore.state.native.NativeDelta",
+        "triton": "raycore.state.gpu.TritonDelta",
+    }
 
 
 _solve = cast(

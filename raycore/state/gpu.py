@@ -10,14 +10,18 @@ from torch import Tensor
 
 from raycore.kernels.gpu.recurrence import LayerTensors, Places, compute
 from raycore.kernels.state_tables import StateTables, state_tables
-from raycore.state.spec import DeltaLayer, DeltaShape, Mamba2Layer, Mamba2Shape, StateStep
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.state.delta import DeltaLayer
+from raycore.state.mamba2 import Mamba2Layer
+from raycore.state.spec import StateStep
 from raycore.step.copies import to_device_together
 
 
 class TritonDelta:
     """Computes the gated delta rule."""
 
-    def __init__(self, shape: DeltaShape) -> None:
+    def __init__(self, shape: DeltaSpec) -> None:
         key_size = shape.num_k_heads * shape.k_dim
         self._places = Places(
             shape.num_k_heads,
@@ -44,11 +48,11 @@ class TritonDelta:
 class TritonMamba2:
     """Computes Mamba-2's recurrence."""
 
-    def __init__(self, shape: Mamba2Shape) -> None:
-        value_size = shape.num_heads * shape.v_dim
+    def __init__(self, shape: Mamba2Spec) -> None:
+        value_size = shape.num_values
         self._places = Places(
             shape.num_groups,
-            shape.num_heads,
+            shape.num_v_heads,
             shape.k_dim,
             shape.v_dim,
             shape.conv_size,

@@ -6,10 +6,18 @@ any number of threads. So these kernels are always batch-invariant.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
-from raycore.state.spec import DeltaLayer, DeltaShape, Mamba2Layer, Mamba2Shape, StateStep
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.state.spec import StateStep
+
+if TYPE_CHECKING:
+    from raycore.state.delta import DeltaLayer  # whose module imports this one
+    from raycore.state.mamba2 import Mamba2Layer
 
 _MAX_K_DIM = 256
 _CONV_SIZES = range(2, 5)
@@ -23,7 +31,7 @@ def supports(k_dim: int, conv_size: int) -> bool:
 class NativeDelta:
     """Computes the gated delta rule."""
 
-    def __init__(self, shape: DeltaShape) -> None:
+    def __init__(self, shape: DeltaSpec) -> None:
         self._num_k_heads = shape.num_k_heads
         self._tables = _StepTables()
         self._nothing = torch.empty(0)
@@ -48,7 +56,7 @@ class NativeDelta:
 class NativeMamba2:
     """Computes Mamba-2's recurrence."""
 
-    def __init__(self, shape: Mamba2Shape) -> None:
+    def __init__(self, shape: Mamba2Spec) -> None:
         self._shape = shape
         self._tables = _StepTables()
         self._nothing = torch.empty(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from raycore.class_paths import import_path
 from raycore.kernels import Backend
 from raycore.models.mixers.spec import MixerSpec
+from raycore.models.mixers.state import MatrixMixer
 from raycore.state.native import supports
 from raycore.state.spec import StateStep
 from raycore.state.torch_recurrence import CHUNK
@@ -25,22 +26,29 @@ class Recurrence(ABC):
 
     layer: ClassVar[Callable[..., Any]]
     """Makes what the kernels know of a layer: of `MixerConstants.of_state`, and of the tensors of `MixerSpec.state`."""
+    by_torch: ClassVar[Callable[..., Kernels]]
+    """Makes the kernels in plain torch, of `StateMixer.of_rank` and `batch_invariant`."""
+    others: ClassVar[Mapping[Backend, str]] = {}
+    """What makes other kernels, of `StateMixer.of_rank`: `package.module.Class`. They are paths, because only GPUs need
+    Triton. They are always batch-invariant."""
 
     def __init__(self, mixer: Any, tp_size: int) -> None:
         """`mixer`: the spec of the layers, which one of `tp_size` ranks computes."""
         self._own = mixer.of_rank(tp_size)
 
-    @abstractmethod
     def backend(self, wanted: Backend) -> Backend:
-        """Return whose kernels compute layers of these sizes, where `wanted` computes the others."""
+        """Return whose kernels compute layers of these sizes, where `wanted` computes what isn't such a layer."""
+        return wanted if wanted in self.others else "torch"
 
-    @abstractmethod
     def kernels(self, by: Backend, *, batch_invariant: bool) -> Kernels:
         """Return what computes a layer.
 
         `batch_invariant`: make the bits of each token's result independent of the step's other sequences, and of how
         its prompt is divided into steps.
         """
+        if by in self.others:
+            return import_path(self.others[by])(self._own)
+        return self.by_torch(self._own, batch_invariant=batch_invariant)
 
     @abstractmethod
     def step_bytes(self, limits: StepLimits, hidden_size: int, item_size: int, *, is_native: bool) -> int:
@@ -58,10 +66,13 @@ def recurrence_of(mixer: MixerSpec, tp_size: int) -> Recurrence:
 
 
 class MatrixRecurrence(Recurrence):
-    """Computes layers whose states are a matrix for each value head, and the last inputs of a convolution."""
+    """Computes layers with the states of a `MatrixMixer`."""
+
+    _own: MatrixMixer
 
     def backend(self, wanted: Backend) -> Backend:
-        return "torch" if wanted == "native" and not supports(self._own.k_dim, self._own.conv_size) else wanted
+        is_too_large = wanted == "native" and not supports(self._own.k_dim, self._own.conv_size)
+        return "torch" if is_too_large else super().backend(wanted)
 
     def step_bytes(self, limits: StepLimits, hidden_size: int, item_size: int, *, is_native: bool) -> int:
         own, num_seqs = self._own, min(limits.num_seqs, limits.num_tokens)

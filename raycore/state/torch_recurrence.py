@@ -87,3 +87,22 @@ def decays(logarithms_NL: Tensor) -> tuple[Tensor, Tensor]:
     is_later_LL = torch.ones(sums_NL.shape[1], sums_NL.shape[1], dtype=torch.bool, device=sums_NL.device).triu_(1)
     between_NLL = (sums_NL[:, :, None] - sums_NL[:, None]).float().masked_fill_(is_later_LL, -math.inf).exp_()
     return sums_NL.float().exp_()[:, :, None], between_NLL
+
+
+def add_products(state_NKH: Tensor, q_NK: Tensor, k_NK: Tensor, v_NH: Tensor, decay_N: Tensor) -> Tensor:
+    """Add the product of key and value to the states of some heads, by one token each. Returns the results [N, H].
+
+    `decay_N`: the logarithms of what states are multiplied by before.
+    """
+    state_NKH.mul_(decay_N.exp()[:, None, None]).addcmul_(k_NK[:, :, None], v_NH[:, None])
+    return torch.bmm(q_NK[:, None], state_NKH)[:, 0]
+
+
+def add_products_by_chunk(state_NKH: Tensor, q_NLK: Tensor, k_NLK: Tensor, v_NLH: Tensor, decay_NL: Tensor) -> Tensor:
+    """The same as `add_products`, by the tokens of a chunk. Returns the results [N, L, H]."""
+    kept_NL1, between_NLL = decays(decay_NL)
+    keys_NKL = k_NLK.transpose(1, 2)
+    scores_NLL = torch.bmm(q_NLK, keys_NKL).mul_(between_NLL)
+    out_NLH = torch.bmm(q_NLK, state_NKH).mul_(kept_NL1).baddbmm_(scores_NLL, v_NLH)
+    state_NKH.mul_(kept_NL1[:, -1:]).baddbmm_(keys_NKL * between_NLL[:, None, -1], v_NLH)
+    return out_NLH

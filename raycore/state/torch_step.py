@@ -56,7 +56,7 @@ class TorchStep:
 
     @classmethod
     def of(cls, step: StateStep, num_tokens: int, conv_size: int, device: torch.device) -> TorchStep:
-        """Return the indexes of a step with `num_tokens` rows. `conv_size`: taps of the convolution."""
+        """Return the indexes of a step with `num_tokens` rows. `conv_size`: taps of a convolution. 1: there is none."""
         first_n, counts_n, read_n, write_n = _columns(step.sequences_n4)
         inputs_WT = _inputs(first_n, counts_n, read_n, num_tokens, conv_size)
         sequence_S, saved_S, saved_rows_S = _columns(step.saves_S3)
@@ -86,12 +86,10 @@ class TorchStep:
         begins_n = self.begins_n[sequences].view(-1, *[1] * (states_R.dim() - 1))
         return states_n.masked_fill_(begins_n, 0.0)
 
-    def convolve(
-        self, x_TC: Tensor, conv_CW: Tensor, bias_C: Tensor | None, conv_states_RCW: Tensor, *, batch_invariant: bool
-    ) -> Tensor:
-        """Return float32[T, C]: the convolution of a step's tokens, and SiLU of it. Writes the states.
+    def convolve(self, x_TC: Tensor, conv_CW: Tensor, bias_C: Tensor | None, conv_states_RCW: Tensor) -> Tensor:
+        """Return float32[T, C]: the convolution of a step's tokens. Writes the states.
 
-        `batch_invariant`: make the bits of each token's result independent of the other tokens.
+        The bits of a token's result don't depend on the other tokens.
         """
         earlier_XC = self.states(conv_states_RCW, slice(None)).transpose(1, 2).reshape(-1, x_TC.shape[1])
         inputs_XC = torch.cat([x_TC, earlier_XC, x_TC.new_zeros(1, x_TC.shape[1])])
@@ -103,13 +101,13 @@ class TorchStep:
             y_TC += bias_C.float()
         saved_WiC = inputs_XC[self.saved_inputs_Wi]
         conv_states_RCW.index_copy_(0, self.saved_rows_i, saved_WiC.permute(1, 2, 0).contiguous())
-        return by_token(functional.silu, y_TC, batch_invariant=batch_invariant)
+        return y_TC
 
 
 class TorchSteps:
     """The indexes of the latest step, so that its layers share them."""
 
-    def __init__(self, conv_size: int) -> None:
+    def __init__(self, conv_size: int = 1) -> None:
         self._conv_size = conv_size
         self._latest: TorchStep | None = None
 

@@ -315,13 +315,12 @@ class RankLayout:
         return out_O
 
     def _parts(self, prefix: str, vector: MixerTensor) -> torch.Tensor:
-        num, row = sum(part.num for part in vector.parts), vector.row[len(vector.of_row) :]
-        out = self._share.empty(num, *row, dtype=torch.float32 if vector.is_float32 else None)
+        num, dtype = sum(part.num for part in vector.parts), torch.float32 if vector.is_float32 else None
+        out = self._share.empty(num, *vector.row, dtype=dtype)
         offset = 0
         for part in vector.parts:
             own = out[offset : offset + part.num]
-            stored = part.stored_part, *vector.of_row
-            self._fill(own, f"{prefix}{part.name}", (part.num_stored, *vector.row), stored)
+            self._fill(own, f"{prefix}{part.name}", vector.stored_shape(part), vector.selects(part))
             offset += part.num
         return out
 

@@ -20,13 +20,17 @@ from torch.nn import functional
 
 from gpu.checks import Checks
 from gpu.kernels import Sizes, both, near, randn
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.state.delta import DeltaLayer
 from raycore.state.gpu import TritonDelta, TritonMamba2
-from raycore.state.spec import FROM_ZERO, DeltaLayer, DeltaShape, Mamba2Layer, Mamba2Shape, StateStep
+from raycore.state.mamba2 import Mamba2Layer
+from raycore.state.spec import FROM_ZERO, StateStep
 
-QWEN3_NEXT = DeltaShape(num_k_heads=16, num_v_heads=32, k_dim=128, v_dim=128, conv_size=4)
-GRANITE4 = Mamba2Shape(num_groups=1, num_heads=48, k_dim=128, v_dim=64, conv_size=4)
-GROUPS = Mamba2Shape(8, 64, 128, 80, 4, 0.01, 2.0)
-SHAPES: dict[str, DeltaShape | Mamba2Shape] = {
+QWEN3_NEXT = DeltaSpec([True], 32, k_dim=128, v_dim=128, conv_size=4, num_k_heads=16, is_interleaved=True)
+GRANITE4 = Mamba2Spec([True], 48, k_dim=128, v_dim=64, conv_size=4, num_groups=1, has_conv_bias=True)
+GROUPS = Mamba2Spec([True], 64, 128, 80, 4, num_groups=8, has_conv_bias=True, least_time=0.01, longest_time=2.0)
+SHAPES: dict[str, DeltaSpec | Mamba2Spec] = {
     "gated delta rule": QWEN3_NEXT,
     "Mamba-2": GRANITE4,
     "Mamba-2 with groups and limited times": GROUPS,
@@ -34,7 +38,7 @@ SHAPES: dict[str, DeltaShape | Mamba2Shape] = {
 
 
 def check_states(
-    checks: Checks, sizes: Sizes | None = None, shapes: dict[str, DeltaShape | Mamba2Shape] | None = None
+    checks: Checks, sizes: Sizes | None = None, shapes: dict[str, DeltaSpec | Mamba2Spec] | None = None
 ) -> None:
     """Compare every recurrence with its definition, and a prompt's bits in one step with those in several."""
     sizes = sizes or Sizes()
@@ -58,7 +62,7 @@ class Prompt:
 class StateCase:
     """A layer, its states, and the tokens of one step."""
 
-    def __init__(self, sizes: Sizes, shape: DeltaShape | Mamba2Shape, device: torch.device) -> None:
+    def __init__(self, sizes: Sizes, shape: DeltaSpec | Mamba2Spec, device: torch.device) -> None:
         self.shape, self.device, self.dtype = shape, device, sizes.dtype
         counts = [count for _, count in sizes.chunks]
         self.prompts = [Prompt(1, index > 0) for index in range(sizes.num_rows)]
@@ -66,8 +70,8 @@ class StateCase:
         self.step = _step(self.prompts)
         num_rows = 1 + int(max(self.step.sequences_n4[:, 2:].max(), self.step.saves_S3[:, 2].max()))
         num_tokens = sizes.num_rows + sum(counts)
-        heads = shape.num_v_heads if isinstance(shape, DeltaShape) else shape.num_heads
-        others = 2 * heads if isinstance(shape, DeltaShape) else heads
+        heads = shape.num_v_heads
+        others = 2 * heads if isinstance(shape, DeltaSpec) else heads
         self.x_TX = randn(0, device, sizes.dtype, num_tokens, shape.num_channels + others)
         conv_CW = randn(1, device, sizes.dtype, shape.num_channels, shape.conv_size)
         conv_states_RCW = randn(2, device, sizes.dtype, num_rows, shape.num_channels, shape.conv_size - 1)
@@ -76,7 +80,7 @@ class StateCase:
         decay_N -= 2  # states last for many tokens
         self.layer: DeltaLayer | Mamba2Layer
         self.kernels: Callable[[Any, Tensor, StateStep], Tensor]
-        if isinstance(shape, DeltaShape):
+        if isinstance(shape, DeltaSpec):
             self.layer = DeltaLayer(conv_CW, decay_N, bias_N, conv_states_RCW, states_RNKH)
             self.kernels = TritonDelta(shape)
         else:
@@ -137,12 +141,12 @@ class StateCase:
             y_TC += self.layer.conv_bias_C.double()
         y_TC = functional.silu(y_TC)
         state_NKH = self.layer.states_RNKH[read].double() if read != FROM_ZERO else torch.zeros_like(states_RNKH[0])
-        by_token = self._delta(y_TC, own_TX) if isinstance(shape, DeltaShape) else self._mamba2(y_TC, own_TX)
+        by_token = self._delta(y_TC, own_TX) if isinstance(shape, DeltaSpec) else self._mamba2(y_TC, own_TX)
         decay_TN, q_TNK, k_TNK, v_TNH, share_TN, skipped_TNH = by_token
         for token in range(count):
             state_NKH = state_NKH * decay_TN[token, :, None, None]
             change_NH = v_TNH[token]
-            if isinstance(shape, DeltaShape):
+            if isinstance(shape, DeltaSpec):
                 change_NH = change_NH - torch.einsum("nkh,nk->nh", state_NKH, k_TNK[token])
             state_NKH = state_NKH + k_TNK[token][:, :, None] * (change_NH * share_TN[token, :, None])[:, None]
             out_NH = torch.einsum("nkh,nk->nh", state_NKH, q_TNK[token]) + skipped_TNH[token]
@@ -154,7 +158,7 @@ class StateCase:
 
     def _delta(self, y_TC: Tensor, x_TX: Tensor) -> tuple[Tensor, ...]:
         shape, layer = self.shape, self.layer
-        assert isinstance(shape, DeltaShape)
+        assert isinstance(shape, DeltaSpec)
         q_TNK, k_TNK = (
             (x_TGK / (x_TGK.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(
                 shape.num_v_heads // shape.num_k_heads, 1
@@ -171,12 +175,12 @@ class StateCase:
 
     def _mamba2(self, y_TC: Tensor, x_TX: Tensor) -> tuple[Tensor, ...]:
         shape, layer = self.shape, self.layer
-        assert isinstance(shape, Mamba2Shape)
+        assert isinstance(shape, Mamba2Spec)
         assert isinstance(layer, Mamba2Layer)
-        values = shape.num_heads * shape.v_dim
-        v_TNH = y_TC[:, :values].unflatten(1, (shape.num_heads, shape.v_dim))
+        values = shape.num_v_heads * shape.v_dim
+        v_TNH = y_TC[:, :values].unflatten(1, (shape.num_v_heads, shape.v_dim))
         by_group = y_TC[:, values:].unflatten(1, (2, shape.num_groups, shape.k_dim))
-        k_TNK, q_TNK = by_group.repeat_interleave(shape.num_heads // shape.num_groups, 2).unbind(1)
+        k_TNK, q_TNK = by_group.repeat_interleave(shape.num_v_heads // shape.num_groups, 2).unbind(1)
         time_TN = functional.softplus(x_TX[:, shape.num_channels :].double() + layer.bias_N.double())
         time_TN = time_TN.clamp(shape.least_time, shape.longest_time)
         decay_TN = (-layer.decay_N.double().exp() * time_TN).exp()

@@ -10,19 +10,21 @@ from state_contract import Sizes, convolved
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.state.spec import DeltaLayer, DeltaShape
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.state.delta import DeltaLayer
 
 
 class DeltaRule:
     """The gated delta rule. It has no options."""
 
-    def shape(self, sizes: Sizes) -> DeltaShape:
-        return DeltaShape(sizes.num_k_heads, sizes.num_v_heads, sizes.k_dim, sizes.v_dim, sizes.conv_size)
+    def shape(self, sizes: Sizes) -> DeltaSpec:
+        heads = sizes.num_v_heads, sizes.k_dim, sizes.v_dim
+        return DeltaSpec([True], *heads, sizes.conv_size, num_k_heads=sizes.num_k_heads, is_interleaved=False)
 
-    def width(self, shape: DeltaShape) -> int:
+    def width(self, shape: DeltaSpec) -> int:
         return shape.num_channels + 2 * shape.num_v_heads
 
-    def layer(self, sizes: Sizes, shape: DeltaShape, conv_states_RCW: Tensor, states_RNKH: Tensor) -> DeltaLayer:
+    def layer(self, sizes: Sizes, shape: DeltaSpec, conv_states_RCW: Tensor, states_RNKH: Tensor) -> DeltaLayer:
         return DeltaLayer(
             randn(sizes.seed + 3, shape.num_channels, shape.conv_size).to(sizes.dtype),
             randn(sizes.seed + 4, shape.num_v_heads) + sizes.decay,
@@ -32,7 +34,7 @@ class DeltaRule:
         )
 
     def one_token(
-        self, shape: DeltaShape, layer: DeltaLayer, conv_CW: Tensor, state_NKH: Tensor, x_X: Tensor
+        self, shape: DeltaSpec, layer: DeltaLayer, conv_CW: Tensor, state_NKH: Tensor, x_X: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         conv_CW, y_C = convolved(layer, conv_CW, x_X)
         num_heads, group = shape.num_v_heads, shape.num_v_heads // shape.num_k_heads

@@ -8,35 +8,37 @@ from state_contract import Sizes, convolved
 from torch import Tensor
 from torch.nn import functional
 
-from raycore.state.spec import Mamba2Layer, Mamba2Shape
+from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.state.mamba2 import Mamba2Layer
 
 
 class Mamba2Rule:
     """Mamba-2's recurrence. Its options are a bias of the convolution, and limits of the times."""
 
-    def shape(self, sizes: Sizes) -> Mamba2Shape:
+    def shape(self, sizes: Sizes) -> Mamba2Spec:
         limits = (0.3, 2.0) if sizes.has_options else ()
-        return Mamba2Shape(sizes.num_k_heads, sizes.num_v_heads, sizes.k_dim, sizes.v_dim, sizes.conv_size, *limits)
+        heads = sizes.num_v_heads, sizes.k_dim, sizes.v_dim
+        return Mamba2Spec([True], *heads, sizes.conv_size, sizes.num_k_heads, sizes.has_options, *limits)
 
-    def width(self, shape: Mamba2Shape) -> int:
-        return shape.num_channels + shape.num_heads
+    def width(self, shape: Mamba2Spec) -> int:
+        return shape.num_channels + shape.num_v_heads
 
-    def layer(self, sizes: Sizes, shape: Mamba2Shape, conv_states_RCW: Tensor, states_RNKH: Tensor) -> Mamba2Layer:
+    def layer(self, sizes: Sizes, shape: Mamba2Spec, conv_states_RCW: Tensor, states_RNKH: Tensor) -> Mamba2Layer:
         return Mamba2Layer(
             (randn(sizes.seed + 3, shape.num_channels, shape.conv_size) / 2).to(sizes.dtype),
             randn(sizes.seed + 7, shape.num_channels).to(sizes.dtype) if sizes.has_options else None,
-            randn(sizes.seed + 4, shape.num_heads) + sizes.decay,
-            randn(sizes.seed + 5, shape.num_heads),
-            randn(sizes.seed + 8, shape.num_heads),
+            randn(sizes.seed + 4, shape.num_v_heads) + sizes.decay,
+            randn(sizes.seed + 5, shape.num_v_heads),
+            randn(sizes.seed + 8, shape.num_v_heads),
             conv_states_RCW,
             states_RNKH,
         )
 
     def one_token(
-        self, shape: Mamba2Shape, layer: Mamba2Layer, conv_CW: Tensor, state_NKH: Tensor, x_X: Tensor
+        self, shape: Mamba2Spec, layer: Mamba2Layer, conv_CW: Tensor, state_NKH: Tensor, x_X: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         conv_CW, y_C = convolved(layer, conv_CW, x_X)
-        num_heads, group = shape.num_heads, shape.num_heads // shape.num_groups
+        num_heads, group = shape.num_v_heads, shape.num_v_heads // shape.num_groups
         x_NH = y_C[: num_heads * shape.v_dim].view(num_heads, shape.v_dim)
         b_NK, c_NK = y_C[num_heads * shape.v_dim :].view(2, shape.num_groups, shape.k_dim).repeat_interleave(group, 1)
         times_N = functional.softplus(x_X[shape.num_channels :] + layer.bias_N.double())

@@ -13,32 +13,26 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import MixerTensor, StateTensor
-from raycore.models.mixers.state import StateMixer
+from raycore.models.mixers.spec import ROWS, MixerTensor
+from raycore.models.mixers.state import MatrixMixer
 from raycore.models.rows import Rows, divided, stored_together, whole
 
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec
 
 
-class DeltaSpec(StateMixer, frozen=True, tag=True):
-    """Layers with the gated delta rule. Sizes are those of the whole model."""
+class DeltaSpec(MatrixMixer, frozen=True, tag=True):
+    """Layers with the gated delta rule."""
 
     num_k_heads: int
-    num_v_heads: int
-    """A multiple of `num_k_heads`."""
-    k_dim: int
-    """Number of elements of a key head, and of a query head."""
-    v_dim: int
-    conv_size: int
-    """Number of taps of the convolution, the token's own included."""
+    """Divides `num_v_heads`: value head i reads key head `i // (num_v_heads // num_k_heads)`."""
     is_interleaved: bool
     """Whether checkpoints have one tensor for queries, keys, values and the gate z, and one for b and a, with the rows
     of one key head after the other. Otherwise, queries, keys and values share a tensor, one after the other, and the
     rest have tensors of their own."""
 
     computed_by: ClassVar[str] = "raycore.decoder.delta_mixer.DeltaMixer"
-    weights_class: ClassVar[str] = "raycore.weights.state_weights.DeltaWeights"
+    weights_class: ClassVar[str] = "raycore.decoder.delta_mixer.DeltaWeights"
     recurrence: ClassVar[str] = "raycore.state.delta.DeltaRecurrence"
     refused_adapters: ClassVar[Mapping[str, str]] = {
         "linear_attn": "adapters of layers that keep a state aren't supported"
@@ -46,13 +40,8 @@ class DeltaSpec(StateMixer, frozen=True, tag=True):
 
     @property
     def num_channels(self) -> int:
-        """Number of channels of the convolution: those of queries, then of keys, then of values."""
-        return 2 * self.num_k_heads * self.k_dim + self.num_v_heads * self.v_dim
-
-    @property
-    def num_values(self) -> int:
-        """Number of elements of all value heads."""
-        return self.num_v_heads * self.v_dim
+        """Those of queries, then of keys, then of values."""
+        return 2 * self.num_k_heads * self.k_dim + self.num_values
 
     @property
     def split_sizes(self) -> dict[str, int]:
@@ -89,17 +78,10 @@ class DeltaSpec(StateMixer, frozen=True, tag=True):
             divided(f"linear_attn.{name}", self.num_v_heads, tp_rank, tp_size) for name in ("A_log", "dt_bias")
         )
         return (
-            MixerTensor("conv_CW", channels, (1, self.conv_size), (0,)),
+            MixerTensor("conv_CW", channels, (ROWS, 1, self.conv_size)),
             MixerTensor("decay_N", (decay,), is_float32=True),
             MixerTensor("bias_N", (bias,), is_float32=True),
             MixerTensor("norm_H", (whole("linear_attn.norm.weight", self.v_dim),)),
-        )
-
-    def state(self, tp_size: int) -> tuple[StateTensor, ...]:
-        own = self.of_rank(tp_size)
-        return (
-            StateTensor("conv_states_RCW", (own.num_channels, own.conv_size - 1)),
-            StateTensor("states_RNKH", (own.num_v_heads, own.k_dim, own.v_dim), is_float32=True),
         )
 
     def _channels(self, name: str, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:

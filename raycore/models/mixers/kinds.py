@@ -1,6 +1,6 @@
 """The kinds of mixers that there are, and which of them a model has. Does not import torch.
 
-A new kind has a line in each of these tables. A family gives the model one of them as `Parts.latent` or `Parts.state`.
+A new kind of layers that keep a state is named in `StateSpec`. A family gives it to the model as `Parts.state`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 __all__ = ["REFUSED_ADAPTERS", "StateSpec", "attention_of", "kinds_of", "mixers_of"]
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.delta import DeltaSpec
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 StateSpec = DeltaSpec | Mamba2Spec
 """The layers of a model that keep a state."""
 REFUSED_ADAPTERS: Mapping[str, str] = {
-    part: why for kind in (LatentHeads, DeltaSpec, Mamba2Spec) for part, why in kind.refused_adapters.items()
+    part: why for kind in (LatentHeads, *get_args(StateSpec)) for part, why in kind.refused_adapters.items()
 }
 """Parts of the names of tensors that adapters of no model may have, and why."""
 

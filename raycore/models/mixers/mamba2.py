@@ -8,48 +8,40 @@ from __future__ import annotations
 
 __all__ = ["Mamba2Spec"]
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import MixerTensor, StateTensor
-from raycore.models.mixers.state import StateMixer
+from raycore.models.mixers.spec import ROWS, MixerTensor
+from raycore.models.mixers.state import MatrixMixer
 from raycore.models.rows import Rows, divided, stored_together, whole
 
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec
 
 
-class Mamba2Spec(StateMixer, frozen=True, tag=True):
-    """Layers of Mamba-2. Sizes are those of the whole model."""
+class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSON has no infinity
+    """Layers of Mamba-2. Its B and C are keys and queries, which the heads of a group share."""
 
     num_groups: int
-    num_v_heads: int
-    """A multiple of `num_groups`."""
-    k_dim: int
-    """Size of the state of each of a head's elements."""
-    v_dim: int
-    """Elements of a head."""
-    conv_size: int
-    """Number of taps of the convolution, the token's own included."""
+    """Divides `num_v_heads`: head i reads group `i // (num_v_heads // num_groups)`."""
     has_conv_bias: bool
+    least_time: float = 0.0
+    longest_time: float = math.inf
+    """Times are limited to this range, after softplus."""
 
     computed_by: ClassVar[str] = "raycore.decoder.mamba2_mixer.Mamba2Mixer"
-    weights_class: ClassVar[str] = "raycore.weights.state_weights.Mamba2Weights"
+    weights_class: ClassVar[str] = "raycore.decoder.mamba2_mixer.Mamba2Weights"
     recurrence: ClassVar[str] = "raycore.state.mamba2.Mamba2Recurrence"
     refused_adapters: ClassVar[Mapping[str, str]] = {"mamba": "adapters of layers that keep a state aren't supported"}
 
     @property
     def num_channels(self) -> int:
-        """Number of channels of the convolution: those of x, then of B, then of C."""
+        """Those of x, then of B, then of C."""
         return self.num_values + 2 * self.num_groups * self.k_dim
-
-    @property
-    def num_values(self) -> int:
-        """Number of elements of all heads."""
-        return self.num_v_heads * self.v_dim
 
     @property
     def split_sizes(self) -> dict[str, int]:
@@ -80,8 +72,7 @@ class Mamba2Spec(StateMixer, frozen=True, tag=True):
 
     def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
         def of_channels(field: str, name: str, *row: int) -> MixerTensor:
-            parts = stored_together(f"mamba.{name}", *self._channels(tp_rank, tp_size))
-            return MixerTensor(field, parts, row, (0,) * (len(row) - 1))
+            return MixerTensor(field, stored_together(f"mamba.{name}", *self._channels(tp_rank, tp_size)), (ROWS, *row))
 
         def of_heads(field: str, name: str) -> MixerTensor:
             return MixerTensor(field, (divided(f"mamba.{name}", self.num_v_heads, tp_rank, tp_size),), is_float32=True)
@@ -93,13 +84,6 @@ class Mamba2Spec(StateMixer, frozen=True, tag=True):
             of_heads("bias_N", "dt_bias"),
             of_heads("skip_N", "D"),
             MixerTensor("norm_O", (divided("mamba.norm.weight", self.num_values, tp_rank, tp_size),)),
-        )
-
-    def state(self, tp_size: int) -> tuple[StateTensor, ...]:
-        own = self.of_rank(tp_size)
-        return (
-            StateTensor("conv_states_RCW", (own.num_channels, own.conv_size - 1)),
-            StateTensor("states_RNKH", (own.num_v_heads, own.k_dim, own.v_dim), is_float32=True),
         )
 
     def _channels(self, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:

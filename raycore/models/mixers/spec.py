@@ -9,6 +9,7 @@ from __future__ import annotations
 
 __all__ = [
     "NOTHING_CACHED",
+    "ROWS",
     "Cached",
     "HeadShape",
     "MixerSpec",
@@ -25,7 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 import msgspec
 
 from raycore.cache_layout import CacheKind
-from raycore.models.linears import FusedLinear, FusedName
+from raycore.models.linears import FusedLinear
 from raycore.models.rows import Rows
 
 if TYPE_CHECKING:
@@ -36,6 +37,10 @@ Refusable = Literal["context_parallelism", "kv_transfer", "draft_model", "graphs
 simulation by its sizes alone."""
 
 
+ROWS = 0
+"""Stands for the dimension of a tensor that has its rows."""
+
+
 class MixerTensor(NamedTuple):
     """Another tensor of a rank, such as the weights of a norm: some rows of tensors of the checkpoint."""
 
@@ -43,12 +48,23 @@ class MixerTensor(NamedTuple):
     """Of the weights' class."""
     parts: tuple[Rows, ...]
     """The rank's rows, in order. Each name is that of the whole tensor."""
-    row: tuple[int, ...] = ()
-    """The shape of a row in the checkpoint."""
-    of_row: tuple[int, ...] = ()
-    """The indexes of what is kept of a row in its first dimensions."""
+    shape: tuple[int, ...] = (ROWS,)
+    """Of a tensor in the checkpoint. Dimensions of 1 aren't kept."""
     is_float32: bool = False
     """Whether it is kept in float32, instead of the model's data type."""
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """The shape of a row as it is kept."""
+        return tuple(size for size in self.shape if size > 1)
+
+    def stored_shape(self, part: Rows) -> tuple[int, ...]:
+        """Return the shape of the whole tensor that has a part."""
+        return tuple(part.num_stored if size == ROWS else size for size in self.shape)
+
+    def selects(self, part: Rows) -> tuple[int | slice, ...]:
+        """Return what selects a part in its tensor."""
+        return tuple(part.stored_part if size == ROWS else 0 if size == 1 else slice(None) for size in self.shape)
 
 
 class StateTensor(NamedTuple):
@@ -130,17 +146,17 @@ class MixerSpec(msgspec.Struct, frozen=True):
         for linear in self.linears(model, num_inputs=num_inputs):
             found |= linear.tensors()
         for vector in self.vectors(model):
-            found |= {part.name: (part.num_stored, *vector.row) for part in vector.parts}
+            found |= {part.name: vector.stored_shape(part) for part in vector.parts}
         return found
 
     def num_weights(self, model: ModelSpec) -> int:
         """Return the number of multiplications for one token in the linear layers of all ranks."""
         return sum(sum(part.total for part in linear.outputs) * linear.inputs.total for linear in self.linears(model))
 
-    def adapted_linears(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> dict[FusedName, FusedLinear]:
+    def adapted_linears(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> dict[str, FusedLinear]:
         """Return the linear layers of a rank that adapters may change, by what they are called there."""
         linears = self.linears(model, tp_rank, tp_size)
-        return {linear.adapted: linear for linear in linears if linear.adapted is not None}
+        return {linear.adapted: linear for linear in linears if linear.adapted}
 
     def adapted_shapes(self, model: ModelSpec) -> dict[str, tuple[int, int]]:
         """Return the numbers of outputs and inputs of the projections that adapters may change, by name."""

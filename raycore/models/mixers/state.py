@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["StateMixer", "state_layers"]
+__all__ = ["MatrixMixer", "StateMixer", "state_layers"]
 
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar
 
 from raycore.json_fields import JsonFields
-from raycore.models.mixers.spec import MixerSpec, Refusable
+from raycore.models.mixers.spec import MixerSpec, Refusable, StateTensor
 
 _WHY = "has layers that keep a state"
 
@@ -32,7 +32,39 @@ class StateMixer(MixerSpec, frozen=True):
 
     @abstractmethod
     def of_rank(self, tp_size: int) -> StateMixer:
-        """Return the sizes on one of `tp_size` ranks."""
+        """Return the sizes on one of `tp_size` ranks. What computes the layers gets them."""
+
+
+class MatrixMixer(StateMixer, frozen=True):
+    """Layers whose states are a matrix for each value head, and the last inputs of a convolution."""
+
+    num_v_heads: int
+    k_dim: int
+    """Number of elements of a key head, and of a query head."""
+    v_dim: int
+    """Number of elements of a value head."""
+    conv_size: int
+    """Number of taps of the convolution, the token's own included."""
+
+    @abstractmethod
+    def of_rank(self, tp_size: int) -> MatrixMixer: ...
+
+    @property
+    @abstractmethod
+    def num_channels(self) -> int:
+        """Number of channels of the convolution."""
+
+    @property
+    def num_values(self) -> int:
+        """Number of elements of all value heads."""
+        return self.num_v_heads * self.v_dim
+
+    def state(self, tp_size: int) -> tuple[StateTensor, ...]:
+        own = self.of_rank(tp_size)
+        return (
+            StateTensor("conv_states_RCW", (own.num_channels, own.conv_size - 1)),
+            StateTensor("states_RNKH", (own.num_v_heads, own.k_dim, own.v_dim), is_float32=True),
+        )
 
 
 def state_layers(config: JsonFields, every: int | None = None) -> list[bool]:

@@ -19,14 +19,14 @@ from torch.nn import functional
 
 from raycore.layers.linear import AroundLinear, Linear
 from raycore.messages import NO_ADAPTER
-from raycore.models.linears import FusedName, dense_linears
+from raycore.models.linears import dense_linears
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.weights import LoraLinear, LoraWeights
 
 Ints = NDArray[np.int64]
 
-LinearKey = tuple[int, FusedName] | str
+LinearKey = tuple[int, str] | str
 """Which linear layer it is: the index of its decoder layer among those of the stage, and its name there. In a network
 of transformers, its name."""
 MAX_PARTS = 3

@@ -20,7 +20,7 @@ from raycore.checkpoint.gguf.adapter import read_gguf_adapter
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.weight_files import read_headers
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
-from raycore.models.linears import FusedLinear, FusedName, dense_linears
+from raycore.models.linears import FusedLinear, dense_linears
 from raycore.models.rows import Rows
 from raycore.parts.adapters.checkpoint.spec import ADAPTER_FILE, LoraProjection, LoraSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
@@ -58,7 +58,7 @@ class LoraLinear:
 class LoraWeights:
     """An adapter's part for a decoder, or for one stage of it, on one rank."""
 
-    layers: list[dict[FusedName, LoraLinear]]
+    layers: list[dict[str, LoraLinear]]
     """The stage's layers: the linear layers that the adapter changes. Empty in a network of transformers."""
     named: dict[str, LoraLinear] = field(default_factory=dict[str, LoraLinear])
     """By name, the linear layers in a network of transformers. Those that the adapter doesn't change are absent."""
@@ -102,7 +102,7 @@ def largest_lora_bytes(share: WeightShare, max_rank: int) -> int:
     return max_rank * numbers * share.dtype.itemsize
 
 
-def _linears(share: WeightShare, layer: int) -> dict[FusedName, FusedLinear]:
+def _linears(share: WeightShare, layer: int) -> dict[str, FusedLinear]:
     """Return the linear layers of a layer of the model, as if its feed-forward part were dense."""
     spec, of_rank = share.spec, (share.tp_rank, share.tp_size)
     gate_up, down = dense_linears(spec, *of_rank)
@@ -116,8 +116,8 @@ class _Loader:
         self._file = file
         self._reader = reader
 
-    def layer(self, index: int) -> dict[FusedName, LoraLinear]:
-        found: dict[FusedName, LoraLinear] = {}
+    def layer(self, index: int) -> dict[str, LoraLinear]:
+        found: dict[str, LoraLinear] = {}
         for name, linear in _linears(self._share, index).items():
             own = self._linear(index, linear)
             if own is not None:

@@ -55,7 +55,7 @@ _UNSUPPORTED_TENSORS = {
 
 _PREFIX = "base_model.model."
 _SIDE = r"\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight"  # some tools leave the adapter's name in
-_OF_LAYER = r"layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<module>\w+\.\w+)"
+_OF_LAYER = r"layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<module>\w+(?:\.\w+)+)"
 _IN_NETWORK = re.compile(rf"{re.escape(_PREFIX)}(?P<module>\w+(?:\.\w+)*){_SIDE}", re.DOTALL | re.ASCII)
 ModuleKey = tuple[int, str] | str
 """A layer of the model, and a projection of that layer, such as `self_attn.q_proj`. In a network of transformers, the
@@ -124,11 +124,12 @@ class _Reader(ABC):
     def __init__(self, file: Path, model: ModelSpec) -> None:
         self._file = file
         self._model = model
-        self._mixed = {name: shape for kind in model.mixer_kinds for name, shape in kind.adapted_shapes(model).items()}
-        """The numbers of outputs and inputs of the projections around what mixes tokens, by name."""
         gate_up, down = (linear.shapes() for linear in dense_linears(model))
-        self._shapes = self._mixed | gate_up | down
-        """The same, of all projections of layers."""
+        self._dense = gate_up | down
+        """The numbers of outputs and inputs of the projections of a dense feed-forward part, by name."""
+        self._shapes = [mixer.adapted_shapes(model) | self._dense for mixer in model.mixers]
+        """By layer: the same of all projections, as if it had no experts."""
+        self._known = [*dict.fromkeys(name for own in self._shapes for name in own)]
 
     @abstractmethod
     def _parse(self, name: str) -> tuple[ModuleKey, str]:
@@ -156,23 +157,24 @@ class _Reader(ABC):
         """Return the numbers of outputs and inputs of a module."""
         if isinstance(key, str):
             return self._model.linears[key].num_outputs, self._model.linears[key].num_inputs
-        return self._shapes[key[1]]
+        layer, name = key
+        return self._shapes[layer][name]
 
     def _in_layer(self, name: str, found: tuple[int, str, str] | None) -> tuple[ModuleKey, str]:
         """Return the same as `_parse`, for the tensor of a layer, a projection and a side. None: of anything else."""
-        if found is None or found[1] not in self._shapes:
+        if found is None or found[1] not in self._known:
             reasons = [reason for part, reason in _UNSUPPORTED_TENSORS.items() if part in name]
-            known = f"only lora_A and lora_B of {', '.join(self._shapes)} are supported"
+            known = f"only lora_A and lora_B of {', '.join(self._known)} are supported"
             raise self._error(name, reasons[0] if reasons else known)
         layer, module, side = found
         if layer >= self._model.num_layers:
             raise self._error(name, f"the model has {self._model.num_layers} layers, from 0 on")
         model, moe = self._model, self._model.moe
         mixer = model.mixers[layer]
-        if module in self._mixed and module not in mixer.adapted_shapes(model):
+        if module not in self._shapes[layer]:
             instead = "keeps a state" if mixer.keeps_state else "has attention"
             raise self._error(name, f"this layer of the model {instead} instead, and has no such projection")
-        if module.startswith("mlp.") and moe is not None and moe.sparse_layers[layer]:
+        if module in self._dense and moe is not None and moe.sparse_layers[layer]:
             raise self._error(name, "this layer of the model has experts, and adapters of experts aren't supported")
         return (layer, module), side
 

@@ -15,7 +15,8 @@ from gpu.states import TritonDelta, check_states
 
 from raycore.kernels.gpu import rows
 from raycore.kernels.gpu.latent_attention import LatentAttentionKernels
-from raycore.state.spec import DeltaShape, Mamba2Shape
+from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.mamba2 import Mamba2Spec
 
 SMALL = Sizes(
     dtype=torch.float32,
@@ -34,7 +35,10 @@ SMALL = Sizes(
     chunks=((0, 20), (120, 5)),
 )
 LATENTS = LatentSizes(num_heads=(2,), rank=24, rotated_dim=8)
-STATES = {"delta": DeltaShape(2, 4, 16, 24, 3), "Mamba-2": Mamba2Shape(2, 4, 16, 24, 4, 0.2, 2.0)}
+STATES = {
+    "delta": DeltaSpec([True], 4, 16, 24, 3, num_k_heads=2, is_interleaved=True),
+    "Mamba-2": Mamba2Spec([True], 4, 16, 24, 4, 2, has_conv_bias=True, least_time=0.2, longest_time=2.0),
+}
 FEW = dataclasses.replace(SMALL, num_rows=2, chunks=((0, 6), (120, 5)))
 DEVICE = interpreted_triton.DEVICE.type
 

@@ -110,7 +110,7 @@ def test_the_weights_that_a_rank_allocates_are_the_declared_ones(checkpoint: tup
                 shapes[linear.bias_field] = (num_outputs,)
         for vector in vectors:
             num_rows = sum(part.num for part in vector.parts)
-            shapes[vector.field] = (num_rows, *vector.row[len(vector.of_row) :])
+            shapes[vector.field] = (num_rows, *vector.row)
         assert {field: each.shape for field, each in found.items()} == shapes
         assert {field for field, each in found.items() if each.dtype == torch.float32} == {
             vector.field for vector in vectors if vector.is_float32

@@ -11,6 +11,8 @@ from configs import SPEC
 from msgspec.structs import replace
 
 from raycore.checkpoint.sharded_state import Division, Shard, ShardPaths
+from raycore.decoder.delta_mixer import DeltaWeights
+from raycore.decoder.mamba2_mixer import Mamba2Weights
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kinds import StateSpec
 from raycore.models.mixers.mamba2 import Mamba2Spec
@@ -18,10 +20,9 @@ from raycore.weights.loader import RankLayout, has_no_tensor, random_decoder_wei
 from raycore.weights.named import named_weights
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
 from raycore.weights.share import WeightShare
-from raycore.weights.state_weights import DeltaWeights, Mamba2Weights
 
 HIDDEN = SPEC.hidden_size
-STATE = DeltaSpec([True, False], 4, 8, k_dim=6, v_dim=10, conv_size=3, is_interleaved=True)
+STATE = DeltaSpec([True, False], 8, k_dim=6, v_dim=10, conv_size=3, num_k_heads=4, is_interleaved=True)
 KEYS, VALUES = 24, 80
 
 
@@ -83,7 +84,7 @@ def test_projections_with_tensors_of_their_own_are_fused() -> None:
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 @pytest.mark.parametrize("num_groups", [1, 4])
 def test_ranks_share_the_only_group_of_mamba2_and_divide_several(num_groups: int, tp_size: int) -> None:
-    state = Mamba2Spec([True, False], num_groups, 8, k_dim=6, v_dim=10, conv_size=3, has_conv_bias=True)
+    state = Mamba2Spec([True, False], 8, k_dim=6, v_dim=10, conv_size=3, num_groups=num_groups, has_conv_bias=True)
     values, states = state.num_values, num_groups * 6
     num_in = values + state.num_channels + 8
     stored = {
@@ -122,7 +123,7 @@ def test_ranks_share_the_only_group_of_mamba2_and_divide_several(num_groups: int
 
 @pytest.mark.parametrize(
     "state",
-    [STATE, Mamba2Spec([True, False], 1, 8, k_dim=6, v_dim=10, conv_size=3, has_conv_bias=True)],
+    [STATE, Mamba2Spec([True, False], 8, k_dim=6, v_dim=10, conv_size=3, num_groups=1, has_conv_bias=True)],
     ids=["gated delta rule", "Mamba-2"],
 )
 def test_a_ranks_share_is_read_again_as_it_was_written(tmp_path: Path, state: StateSpec) -> None:
