@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.paged import TritonAttention
-from raycore.attention.spec import AttentionSpec
+from raycore.attention.spec import AttentionSpec, MixerConstants
 from raycore.config import EngineConfig, resolve
 from raycore.decoder.decoder import Decoder
 from raycore.engine.core import EngineCore
@@ -114,7 +114,9 @@ def become_idle(worker: Worker) -> None:
     """Give a worker a runner as a GPU's, with a decoder that does nothing."""
     config = worker.config
     spec, num_seqs = config.model.spec, config.scheduler.max_num_seqs
-    attention_spec = AttentionSpec.of(spec, 1, [None] * spec.num_layers, MAX_MODEL_LEN + 1, torch.float32, CPU)
+    attention_spec = AttentionSpec.of(
+        spec, 1, [MixerConstants()] * spec.num_layers, MAX_MODEL_LEN + 1, torch.float32, CPU
+    )
     kv = KVTensors(spec.num_layers, 1, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
     sizes = decode_sizes(num_seqs)
     batch = DeviceBatch(SlotBatch(num_seqs, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=sizes, is_shared=False)
@@ -216,7 +218,7 @@ def make_runner(spec: Any) -> ModelRunner:
     """A GPU's runner of a model with random weights, whose kernels Triton interprets."""
     operations = GpuOperations(CPU)
     decoder = Decoder(spec, random_decoder_weights(WeightShare(spec, torch.float32), 0), TensorParallel(), operations)
-    attention_spec = AttentionSpec.of(spec, 1, decoder.qk_norms_NH, MAX_MODEL_LEN + 1, torch.float32, CPU)
+    attention_spec = AttentionSpec.of(spec, 1, decoder.constants, MAX_MODEL_LEN + 1, torch.float32, CPU)
     kv = KVTensors(spec.num_layers, 1, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, CPU)
     batch = DeviceBatch(SlotBatch(1, MAX_MODEL_LEN, BLOCK_SIZE), CPU, decode_sizes=[1], is_shared=False)
     sampler = Sampler(spec.vocab_size, GpuSampling(CPU))

@@ -94,7 +94,7 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
 
 def _bytes_of_step(worker: Worker) -> int:
     """Return how many bytes of weights a step reads. Exits if that depends on the step's tokens."""
-    num_bytes = bytes_of_step(worker._core.model.decoder, worker.config.model.spec)
+    num_bytes = bytes_of_step(worker._core.model.network, worker.config.model.spec)
     if not num_bytes:
         raise SystemExit(f"{worker.config.model.model}: expected one of raycore's families, without experts")
     return num_bytes
@@ -102,7 +102,7 @@ def _bytes_of_step(worker: Worker) -> int:
 
 def _products(worker: Worker, num_tokens: int, num_outputs: int) -> int:
     """Return the number of multiplications with weights. The head has `num_outputs` rows."""
-    decoder = worker._core.model.decoder
+    decoder = worker._core.model.network
     num_in_head = decoder.vocab_size * decoder.hidden_size
     return (decoder.num_weights - num_in_head) * num_tokens + num_in_head * num_outputs
 

@@ -185,7 +185,7 @@ def find_owners(llm: LLM) -> list[Owner]:
         from raycore.weights.offload import tensors_of
 
         storages = [
-            tensor.untyped_storage() for tensor in tensors_of(worker._core.model.decoder, worker._core.setup.device)
+            tensor.untyped_storage() for tensor in tensors_of(worker._core.model.network, worker._core.setup.device)
         ]
         num_weight_bytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
         return os.getpid(), worker._core.sizes.block, num_weight_bytes

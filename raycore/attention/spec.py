@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,17 @@ class Attention(Protocol):
         [T, query heads · size of a latent].
         """
         ...
+
+
+class MixerConstants(NamedTuple):
+    """What a layer's `Attention` computes with, besides what the mixer hands it in each step."""
+
+    qk_norm_NH: Tensor | None = None
+    """As `AttentionSpec.qk_norms_NH` has it."""
+    sinks_N: Tensor | None = None
+    """As `AttentionSpec.sinks_N` has it."""
+    of_state: Mapping[str, Tensor | None] = {}
+    """By the names of the fields of what the kernels of states know of a layer."""
 
 
 class WeightCopies:
@@ -109,19 +120,18 @@ class AttentionSpec:
         cls,
         spec: ModelSpec,
         tp_size: int,
-        qk_norms_NH: list[Tensor | None],
+        constants: Sequence[MixerConstants],
         max_length: int,
         dtype: torch.dtype,
         device: torch.device,
         layers: Sequence[int] | None = None,
-        sinks_N: list[Tensor | None] | None = None,
     ) -> AttentionSpec:
         """Return the spec of one of `tp_size` ranks.
 
         Args:
+            constants: of the layers.
             max_length: maximum number of tokens of a sequence.
             layers: the model's layers that the rank computes. None: all.
-            sinks_N: of these layers. None: the model has none.
         """
         layers = range(spec.num_layers) if layers is None else layers
         rotations = [spec.rotations[layer] for layer in layers]
@@ -133,7 +143,7 @@ class AttentionSpec:
         return cls(
             spec.attention.heads(spec, tp_size),
             [spec.layer_windows[layer] for layer in layers],
-            qk_norms_NH,
+            [each.qk_norm_NH for each in constants],
             spec.attention.head_norm_eps(spec),
             spec.norm_offset,
             ropes,
@@ -141,7 +151,7 @@ class AttentionSpec:
             dtype,
             device,
             spec.attention_softcap,
-            [None] * len(layers) if sinks_N is None else sinks_N,
+            [each.sinks_N for each in constants],
             early_ropes,
             None if spec.query_scale is None else _query_scales(spec.query_scale, max_length).to(device, dtype),
         )

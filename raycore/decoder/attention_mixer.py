@@ -13,8 +13,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from raycore.attention.spec import Attention
-from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
+from raycore.attention.spec import Attention, MixerConstants
+from raycore.decoder.mixer import Mixer, MixerPlace
 from raycore.layers.norm import WidthNorm
 from raycore.layers.operations import Operations
 from raycore.layers.rope import PairOrder

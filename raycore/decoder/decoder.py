@@ -101,9 +101,6 @@ class Decoder(Network):
             self._final_norm_D = weights.final_norm_D
             self._final_norm = _norm(weights.final_norm_D, spec, operations)
         self.num_key_value_numbers = sum(spec.mixers[layer].cached_numbers(spec, ranks.size) for layer in stage.layers)
-        self.qk_norms_NH = []
-        self.sinks_N = []
-        self.state_constants = []
         self._layers: list[Layer] = []
         experts = experts or SplitExperts(ranks)
         for stage_index, layer in enumerate(stage.layers):
@@ -111,10 +108,7 @@ class Decoder(Network):
             is_last = layer == spec.num_layers - 1
             made = Layer(stage_index, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
             self._layers.append(made)
-            norm_NH, sinks_N, of_state = made.mixer.constants
-            self.qk_norms_NH.append(norm_NH)
-            self.sinks_N.append(sinks_N)
-            self.state_constants.append(of_state)
+        self.constants = [layer.mixer.constants for layer in self._layers]
         feed_forwards = [layer.feed_forward for layer in self._layers]
         self.sparse_layers = [each for each in feed_forwards if isinstance(each, SparseFeedForward)]
 
@@ -189,10 +183,8 @@ class Decoder(Network):
 
     @property
     def weight_parts(self) -> WeightParts:
-        """The layers, with what attention gets of each, and all else that has weights."""
         outside = {name: getattr(self, attribute, None) for name, attribute in self._OUTSIDE_LAYERS.items()}
-        constants = zip(self._layers, self.qk_norms_NH, self.sinks_N, self.state_constants, strict=True)
-        return WeightParts([*constants], {name: each for name, each in outside.items() if each is not None})
+        return WeightParts(self._layers, {name: each for name, each in outside.items() if each is not None})
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))

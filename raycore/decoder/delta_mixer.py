@@ -15,8 +15,8 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from raycore.attention.spec import Attention
-from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace, plain
+from raycore.attention.spec import Attention, MixerConstants
+from raycore.decoder.mixer import Mixer, MixerPlace, plain
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.weights.mixer_weights import MixerWeights
 

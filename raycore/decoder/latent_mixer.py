@@ -18,9 +18,9 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor
 
-from raycore.attention.spec import Attention
+from raycore.attention.spec import Attention, MixerConstants
 from raycore.decoder.attention_mixer import row_tensors
-from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace
+from raycore.decoder.mixer import Mixer, MixerPlace
 from raycore.layers.rope import PairOrder
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.spec import ModelSpec

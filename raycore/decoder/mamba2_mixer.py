@@ -14,8 +14,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from raycore.attention.spec import Attention
-from raycore.decoder.mixer import Mixer, MixerConstants, MixerPlace, plain
+from raycore.attention.spec import Attention, MixerConstants
+from raycore.decoder.mixer import Mixer, MixerPlace, plain
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.mixer_weights import MixerWeights

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from torch import Tensor
 
-from raycore.attention.spec import Attention
+from raycore.attention.spec import Attention, MixerConstants
 from raycore.class_paths import import_path
 from raycore.layers.linear import Linear
 from raycore.layers.operations import Operations
@@ -39,17 +39,6 @@ class MixerPlace:
     def mixer(self) -> Any:
         """The spec of the layer's mixer."""
         return self.spec.mixers[self.index]
-
-
-class MixerConstants(NamedTuple):
-    """What a layer's `Attention` computes with, besides what the mixer hands it in each step."""
-
-    qk_norm_NH: Tensor | None = None
-    """As `AttentionSpec.qk_norms_NH` has it."""
-    sinks_N: Tensor | None = None
-    """As `AttentionSpec.sinks_N` has it."""
-    of_state: Mapping[str, Tensor | None] = {}
-    """By the names of the fields of what the kernels of states know of a layer."""
 
 
 class Mixer(ABC):

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from raycore.attention.spec import Attention
+from raycore.attention.spec import Attention, MixerConstants
 from raycore.checkpoint.stages import Stage
 from raycore.layers.feed_forward import SparseFeedForward
 from raycore.messages import StepPlan
@@ -74,13 +74,8 @@ class Network(ABC):
     """Number of multiplications for one token, without those of attention."""
     num_key_value_numbers: int
     """How many numbers of one token's keys and values a later token reads, in all layers of the stage."""
-    qk_norms_NH: list[Tensor | None]
-    """By layer of the stage: the weights of the norms of query and key heads, as `AttentionSpec` has them."""
-    sinks_N: list[Tensor | None]
-    """By layer of the stage, as `AttentionSpec` has them."""
-    state_constants: list[Mapping[str, Tensor | None]]
-    """By layer of the stage: what a layer that keeps a state computes with, as `MixerConstants.of_state` has it. Empty:
-    the layer keeps none."""
+    constants: Sequence[MixerConstants]
+    """By layer of the stage."""
 
     sparse_layers: Sequence[SparseFeedForward] = ()
     """The feed-forward parts that have experts, which ranks may share, in the order of the layers."""

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raycore.attention.spec import Attention
+from raycore.attention.spec import Attention, MixerConstants
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.attention_mixer import AttentionMixer
 from raycore.decoder.decoder import embed
@@ -73,9 +73,7 @@ class Encoder(Network):
         self._embedding_norm = _norm(weights.embedding_norm, spec.encoder, operations)
         self.num_weights = sum(_num_weights(layer) for layer in weights.layers)
         self.num_key_value_numbers = 0  # nothing is read from a cache
-        self.qk_norms_NH = [None] * spec.num_layers
-        self.sinks_N = [None] * spec.num_layers
-        self.state_constants = [{}] * spec.num_layers
+        self.constants = [MixerConstants()] * spec.num_layers
         self._layers: list[EncoderLayer] = []
         for layer in range(spec.num_layers):
             own = weights.layers.pop(0)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from raycore.attention.spec import Attention
+from raycore.attention.spec import Attention, MixerConstants
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayer, Taps
 from raycore.errors import InvalidCheckpoint
@@ -90,9 +90,9 @@ class TransformersDecoder(Network):
         )
         heads = spec.attention.heads(spec, ranks.size)
         self.num_key_value_numbers = len(done.calls) * 2 * heads.num_kv_heads * heads.head_dim
-        self.qk_norms_NH, self.state_constants = [None] * len(done.calls), [{}] * len(done.calls)
         own = slice(ranks.rank * heads.num_heads, (ranks.rank + 1) * heads.num_heads)
-        self.sinks_N = [None if call.sinks_N is None else call.sinks_N[own].to(self._device) for call in done.calls]
+        sinks_N = (None if call.sinks_N is None else call.sinks_N[own].to(self._device) for call in done.calls)
+        self.constants = [MixerConstants(sinks_N=each) for each in sinks_N]
         self._body, self._head = _parts_of(network, done)
         test.check(network, done.calls, ranks, self._compute)
         scale = spec.attention_scale

@@ -34,13 +34,12 @@ class MemorySizes:
     """The sizes of one worker's parts."""
 
     setup: WorkerSetup
-    drafting: DraftWorker | None
-    """None: the worker doesn't draft."""
+    drafting: DraftWorker
 
     @property
     def cache_spec(self) -> WorkerCacheSpec:
         """What the worker keeps in the blocks of the KV cache."""
-        return worker_cache_spec(self.setup, 0 if self.drafting is None else self.drafting.bytes_per_block())
+        return worker_cache_spec(self.setup, self.drafting.bytes_per_block())
 
     @property
     def layout(self) -> CacheLayout:
@@ -109,10 +108,7 @@ class MemorySizes:
             native_attention=backend.attention_by == "native",
             windows=self.layout.windows if self.layout.num_groups > 1 else None,
         )
-        if self.drafting is None:
-            return links + own
-        kept = self.drafting.kept_bytes(config.model.spec.hidden_size)
-        return links + kept + max(own, self.drafting.step_bytes())
+        return links + self.drafting.kept_bytes() + max(own, self.drafting.step_bytes())
 
     @property
     def weights(self) -> int:
@@ -135,8 +131,7 @@ class MemorySizes:
         needed = after.weights + after.step
         if not self.setup.rank.is_new:
             return needed - self.weights - self.step
-        needed += num_blocks * self.block + self.states + self.adapters
-        return needed if self.drafting is None else needed + self.drafting.weight_bytes()
+        return needed + num_blocks * self.block + self.states + self.adapters + self.drafting.weight_bytes()
 
     def check_cache(self) -> None:
         """Raise InvalidConfig if the configured KV cache is larger than the memory."""

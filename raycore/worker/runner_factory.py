@@ -15,6 +15,7 @@ from raycore.decoder.network import FollowsPlans
 from raycore.errors import InvalidConfig
 from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafting
+from raycore.parts.drafts.worker import Drafted
 from raycore.parts.images.runner import StepImages
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.execution import BY_OPERATION, GraphedSteps, StepExecution
@@ -58,7 +59,7 @@ def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
     attention, followers = _make_attention(core, cache, max_rows)
     rows = groups.rows or ALL_ROWS
     runner = ModelRunner(
-        model.decoder,
+        model.network,
         attention,
         batch,
         _make_source(core, batch, rows),
@@ -79,7 +80,7 @@ def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
 
 def _make_source(core: WorkerCore, batch: DeviceBatch, rows: StepRows) -> Source:
     """Return where the stage's inputs come from."""
-    link, network = core.groups.source, core.model.decoder
+    link, network = core.groups.source, core.model.network
     if core.rank.pp_rank > 0:
         assert link is not None, "stages are linked"
         return StageBefore(link, rows, network)
@@ -109,10 +110,9 @@ def _make_head(
     share = groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else own_tokens
     if link is not None:
         share = also_sent(link, share)
-    head = SamplingHead(model.decoder, batch, sampler, rows, reports=rank.reports_steps, share=share)
-    if model.drafting is None:
-        return head, NO_DRAFTS
-    return head, model.drafting.make_drafter(model.decoder, batch, sampler, model.threads, num_blocks, max_rows)
+    head = SamplingHead(model.network, batch, sampler, rows, reports=rank.reports_steps, share=share)
+    drafted = Drafted(model.network, batch, sampler, model.threads, num_blocks, max_rows)
+    return head, model.drafting.make_drafter(drafted)
 
 
 def _make_processors(setup: WorkerSetup) -> ProcessorBatch:
@@ -182,12 +182,12 @@ def _make_store(setup: WorkerSetup, config: ECTransferConfig) -> EmbeddingStore:
 
 def _make_attention(core: WorkerCore, cache: KVCacheConfig, max_rows: int) -> tuple[Attention, Sequence[FollowsPlans]]:
     """Return what computes the part of the stage's layers that mixes tokens, and what of it follows plans."""
-    states = make_state_layers(core.setup, core.model.decoder)
+    states = make_state_layers(core.setup, core.model.network)
     if core.setup.config.model.spec.encoder is None:
         attention = _grouped_attention(core, states, cache, max_rows)
     else:
         attention = _encoder_attention(core.setup)
-    attention, followers = core.model.decoder.around(attention)
+    attention, followers = core.model.network.around(attention)
     return attention, followers if states is None else [states, *followers]
 
 
@@ -232,24 +232,23 @@ def _make_execution(core: WorkerCore, attention: Attention, *, has_graphs: bool)
     model = core.model
     if has_graphs:
         return GraphedSteps(DecodeGraphs(CudaCapture()), None if model.adapters is None else model.adapters.rows)
-    is_plain = model.decoder.can_record_layers and model.adapters is None and core.groups.ranks.size == 1
+    is_plain = model.network.can_record_layers and model.adapters is None and core.groups.ranks.size == 1
     return RecordedLayers(attention) if is_plain and isinstance(attention, NativeAttention) else BY_OPERATION
 
 
 def _plain_attention(core: WorkerCore, layers: list[int], cache: KVCacheConfig, max_rows: int) -> Attention:
     """Return attention of these layers of the model, which are all of the stage's that have it."""
     setup, model, groups = core.setup, core.model, core.groups
-    scheduler, decoder, first = setup.config.scheduler, model.decoder, setup.stage.layers.start
+    scheduler, first = setup.config.scheduler, setup.stage.layers.start
     layer_groups = [[layers.index(layer) for layer in group.layers if layer in layers] for group in cache.layout.groups]
     spec = AttentionSpec.of(
         setup.config.model.spec,
         setup.rank.tp_size,
-        [decoder.qk_norms_NH[layer - first] for layer in layers],
+        [model.network.constants[layer - first] for layer in layers],
         scheduler.max_model_len,
         setup.dtype,
         setup.device,
         layers,
-        [decoder.sinks_N[layer - first] for layer in layers],
     )
     model.copies = spec.copies
     kv = make_cache(

@@ -34,7 +34,7 @@ def make_state_layers(setup: WorkerSetup, network: Network) -> StateLayers[Any] 
     recurrence = recurrence_of(_mixer(setup, layers[0]), setup.rank.tp_size)
     names = [tensor.field for tensor in tensors]
     made = [
-        recurrence.layer(**network.state_constants[layer], **dict(zip(names, own, strict=True)))
+        recurrence.layer(**network.constants[layer].of_state, **dict(zip(names, own, strict=True)))
         for layer, own in zip(layers, zip(*states, strict=True), strict=True)
     ]
     slots = SlotRows(rows.num_slots, rows.rows_per_slot)

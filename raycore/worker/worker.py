@@ -253,7 +253,7 @@ class Worker(WorkerProtocol):
 
     def get_model(self) -> Network:
         """The model, or this worker's part of it."""
-        return self._core.model.decoder
+        return self._core.model.network
 
     def apply_model(self, func: Callable[[Network], Any]) -> Any:
         """Call a function on the model, and return its result."""
@@ -301,11 +301,11 @@ class Worker(WorkerProtocol):
         computation = msgspec.structs.replace(core.setup.computation, weights=core.stored)
         if not core.model.is_built or not computation.backend.startswith("native"):
             return computation
-        step_bytes = bytes_of_step(core.model.decoder, self.config.model.spec)
+        step_bytes = bytes_of_step(core.model.network, self.config.model.spec)
         if step_bytes < LEAST_BYTES:
             return computation
         torch.set_num_threads(core.setup.max_threads)
-        rate = read_rate(weight_tensors(core.model.decoder).values())
+        rate = read_rate(weight_tensors(core.model.network).values())
         return msgspec.structs.replace(computation, step_bytes=step_bytes if rate else 0, memory_rate=rate)
 
     def tell_peers(self, error: BaseException) -> None:

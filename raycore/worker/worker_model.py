@@ -21,7 +21,7 @@ from raycore.layers.rows import TILE_ROWS
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.layers import Adapters, LinearKey, can_be_native
-from raycore.parts.drafts.worker import DraftWorker
+from raycore.parts.drafts.worker import make_draft_worker
 from raycore.parts.experts.models import ExpertShare
 from raycore.parts.experts.parallel import SplitExperts
 from raycore.parts.experts.worker.exchange import WeightExchange
@@ -36,8 +36,6 @@ from raycore.worker.setup import WorkerSetup
 
 if TYPE_CHECKING:
     from raycore.parts.images.vision.tower import Tower
-
-if TYPE_CHECKING:
     from raycore.parts.pooling.layers.heads import Heads
 
 logger = logging.getLogger(__name__)
@@ -60,7 +58,7 @@ class _Unadapted:
 
 
 class WorkerModel:
-    """The networks that one worker computes. Call `build` before the decoder is used."""
+    """The networks that one worker computes. Call `build` before the network is used."""
 
     def __init__(self, setup: WorkerSetup, groups: WorkerGroups) -> None:
         """
@@ -68,31 +66,30 @@ class WorkerModel:
             InvalidConfig: the draft model can't be computed with the configured attention backend or kv_cache_dtype.
         """
         self._groups = groups
-        self.drafting = _make_drafting(setup, groups.ranks)
-        """None: this worker doesn't draft."""
+        self.drafting = make_draft_worker(setup, groups.ranks, _network_class)
         self.adapters = _make_adapters(setup)
         """None without `enable_lora`."""
         self.threads = ComputeThreads()
         self.heads: Heads | None = None
         """What makes results of pooled hidden states. None: the model generates, or this worker doesn't report."""
         self.copies = WeightCopies()
-        """What attention has made of the decoder's weights."""
+        """What attention has made of the network's weights."""
         self.num_changes = 0
         """How often weights were made, were replaced, or came to be replaced later."""
-        self._decoder: Network | None = None
+        self._network: Network | None = None
         self._offloaded: OffloadedTensors | None = None
         """The weights while they are in the host's memory."""
 
     @property
-    def decoder(self) -> Network:
+    def network(self) -> Network:
         """The model itself."""
-        assert self._decoder is not None, "load_model() comes first"
-        return self._decoder
+        assert self._network is not None, "load_model() comes first"
+        return self._network
 
     @property
     def is_built(self) -> bool:
         """Whether there are layers. A worker that joins others with whom it shares experts gets them later."""
-        return self._decoder is not None
+        return self._network is not None
 
     def build(self, setup: WorkerSetup, weights: DecoderWeights) -> None:
         """Make layers of weights, and load what drafts.
@@ -111,7 +108,7 @@ class WorkerModel:
                 self.tower = _build_tower(model.spec, vision, operations, self._groups.ranks)
             # a plugin's decoder may know nothing of adapters
             adapted = {} if self.adapters is None else {"adapters": self.adapters}
-            self._decoder = _network_class(model.spec)(
+            self._network = _network_class(model.spec)(
                 model.spec, weights, self._groups.ranks, operations, self._groups.experts, setup.stage, **adapted
             )
             depends_on_threads = (
@@ -122,15 +119,14 @@ class WorkerModel:
             self.threads = ComputeThreads(setup.max_threads, is_fixed=model.batch_invariant and depends_on_threads)
             if model.batch_invariant:
                 self._check_tiles(setup.device)
-        if self.drafting is not None:
-            self.drafting.load(self._decoder)
+        self.drafting.load(self._network)
         if model.spec.pooling is not None and setup.rank.reports_steps:
             self.heads = _make_heads(model, setup.device)
 
     def made_like(self, setup: WorkerSetup, weights: DecoderWeights, stage: Stage, *, shortens: bool = True) -> Network:
-        """Return a network of some of the stage's weights, made like the decoder. Adapters know nothing of it.
+        """Return a network of some of the stage's weights, made like that of the model. Adapters know nothing of it.
 
-        `shortens`: whether layers may store weights in a shorter dtype, as those of the decoder may.
+        `shortens`: whether layers may store weights in a shorter dtype, as those of the model may.
         """
         spec = setup.config.model.spec
         adapted: dict[str, Any] = {} if self.adapters is None else {"adapters": _Unadapted()}
@@ -148,14 +144,14 @@ class WorkerModel:
 
     def weight_tensors(self) -> dict[str, torch.Tensor]:
         """Return all weights as they are in memory, by their paths in the networks."""
-        return weight_tensors({"decoder": self.decoder, "tower": self.tower, "heads": self.heads})
+        return weight_tensors({"network": self.network, "tower": self.tower, "heads": self.heads})
 
     def _check_tiles(self, device: torch.device) -> None:
         """Test on this device whether tiles are batch-invariant, with as many threads as real steps use.
 
         If they aren't, log a warning. Rows are then computed one at a time.
         """
-        self.threads.begin_step(TILE_ROWS, self.decoder.num_weights)
+        self.threads.begin_step(TILE_ROWS, self.network.num_weights)
         if not check_tiles(self._operations, self._groups.ranks):
             logger.warning(
                 "batch_invariant=True: on device %s a token's result depends on its position in a tile of %d tokens, "
@@ -169,31 +165,30 @@ class WorkerModel:
         assert before is not None, "only ranks that share experts are regrouped"
         assert after is not None, "only ranks that share experts are regrouped"
         with torch.inference_mode():
-            exchange.exchange(self.decoder, after.experts)
-        for layer in self.decoder.sparse_layers:
+            exchange.exchange(self.network, after.experts)
+        for layer in self.network.sparse_layers:
             layer.share_with(self._groups.experts or SplitExperts(self._groups.ranks))
-            self.decoder.num_weights += layer.num_weights_of(len(after.experts) - len(before.experts))
+            self.network.num_weights += layer.num_weights_of(len(after.experts) - len(before.experts))
 
     def sleep(self, level: int, device: torch.device) -> None:
         """Give up the memory of weights. Level 1 moves those on a GPU to the host's memory, level 2 drops them."""
         if level >= 2:
             if self._offloaded is not None and self.adapters is not None:
                 self._offloaded.restore()  # adapters that stay are among the tensors
-            self._decoder = self._offloaded = self.heads = None
+            self._network = self._offloaded = self.heads = None
             if self.adapters is not None:
                 self.adapters.leave_layers()
-            if self.drafting is not None:
-                self.drafting.unload()
-        elif device.type == "cuda" and self._decoder is not None and self._offloaded is None:
-            network = None if self.drafting is None else self.drafting.network
-            self._offloaded = OffloadedTensors(tensors_of((self._decoder, network, self.tower), device))
+            self.drafting.unload()
+        elif device.type == "cuda" and self._network is not None and self._offloaded is None:
+            networks = self._network, self.drafting.network, self.tower
+            self._offloaded = OffloadedTensors(tensors_of(networks, device))
 
     def wake_up(self) -> bool:
         """Move weights back from the host's memory. Returns whether there are weights: dropped ones must be read."""
         if self._offloaded is not None:
             self._offloaded.restore()
             self._offloaded = None
-        return self._decoder is not None
+        return self._network is not None
 
 
 def _make_heads(model: ModelConfig, device: torch.device) -> Heads:
@@ -217,14 +212,6 @@ def _build_tower(
     assert spec.vision is not None
     num_weights = sum(each.numel() for each in weights.values() if each.dim() > 1)
     return BuiltTower(make_tower(spec.vision, weights, operations, ranks), num_weights)
-
-
-def _make_drafting(setup: WorkerSetup, ranks: TensorParallel) -> DraftWorker | None:
-    """Return this worker's part in drafting. If one worker is enough, that is the one that reports steps."""
-    drafter, rank = setup.config.drafter, setup.rank
-    if drafter is None or (drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps):
-        return None
-    return DraftWorker(setup.config, drafter, ranks, setup.device, setup.dtype, _network_class(drafter.spec))
 
 
 def _make_adapters(setup: WorkerSetup) -> Adapters | None:

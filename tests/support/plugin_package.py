@@ -56,7 +56,7 @@ from raycore.worker.worker import Worker
 
 class WagonWorker(Worker):
     def decoder_steps(self):
-        return type(self._core.model.decoder).__name__, self._core.model.decoder.num_steps
+        return type(self._core.model.network).__name__, self._core.model.network.num_steps
 """,
     "scheduler": """\
 import os, pathlib

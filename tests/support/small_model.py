@@ -174,9 +174,7 @@ def make_attention(
         dtype: the decoder's. None: the cache's.
     """
     dtype = dtype or kv.blocks[0].dtype
-    attention_spec = AttentionSpec.of(
-        spec, 1, decoder.qk_norms_NH, max_model_len, dtype, kv.blocks[0].device, sinks_N=decoder.sinks_N
-    )
+    attention_spec = AttentionSpec.of(spec, 1, decoder.constants, max_model_len, dtype, kv.blocks[0].device)
     if backend == "native":
         return NativeAttention(attention_spec, kv)
     if backend == "triton":

@@ -55,8 +55,7 @@ class Eagle3Head:
         self._fc = operations.linear(weights.fc_DX)
         self._hidden_norm = operations.rms_norm(weights.hidden_norm_D, spec.rms_norm_eps)
         self._layer = Layer(0, 0, spec, weights.layer, ranks, SplitExperts(ranks), operations, is_last=True)
-        norm_NH, sinks_N, _ = self._layer.mixer.constants
-        self.qk_norms_NH, self.sinks_N = [norm_NH], [sinks_N]
+        self.constants = [self._layer.mixer.constants]
         self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
         self._lm_head = operations.head(weights.lm_head_WD, is_tied=False)
         self._token_ids_W = None if weights.token_ids_W is None else weights.token_ids_W.to(operations.device)

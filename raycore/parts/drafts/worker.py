@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from raycore.attention.paged_cache import bytes_per_block, make_cache
-from raycore.attention.spec import Attention, AttentionSpec
+from raycore.attention.spec import Attention, AttentionSpec, MixerConstants
 from raycore.config import EngineConfig
 from raycore.decoder.network import Network
 from raycore.errors import InvalidConfig
+from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.drafts.checkpoint import Eagle3Spec
 from raycore.parts.drafts.config.drafter import DrafterConfig
 from raycore.parts.drafts.decoder import Eagle3Head
 from raycore.parts.drafts.runner.draft_model import DraftModel
-from raycore.parts.drafts.runner.drafter import Drafter
+from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter, Drafting, DraftNetwork
 from raycore.parts.drafts.runner.eagle3 import Eagle3
 from raycore.parts.drafts.runner.rows import num_scratch_blocks
 from raycore.parts.drafts.weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
@@ -32,10 +35,65 @@ from raycore.weights.named import named_weights
 from raycore.weights.share import WeightShare
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
 from raycore.worker.compute_backend import ComputeBackend
+from raycore.worker.setup import WorkerSetup
+
+
+class Drafted(NamedTuple):
+    """What drafts are made for."""
+
+    target: Network
+    batch: DeviceBatch
+    sampler: Sampler
+    threads: ComputeThreads
+    num_blocks: int
+    """Of the KV cache. What drafts has as many, and scratch blocks."""
+    max_rows: int
+    """The largest number of decodes in a step, padding included."""
 
 
 class DraftWorker:
-    """The draft model or the head of one worker. Call `load` before `make_drafter`."""
+    """A worker's part in drafting. This one drafts nothing: another worker does, or none."""
+
+    network: object = None
+    """What drafts. None before `load`."""
+
+    def load(self, target: Network) -> None:
+        """Read or generate the weights.
+
+        Raises:
+            InvalidCheckpoint: a file or a tensor is missing or damaged.
+        """
+
+    def unload(self) -> None:
+        """Drop the weights."""
+        self.network = None
+
+    def weight_bytes(self) -> int:
+        """Return the size of all weights on the first worker, as an upper bound."""
+        return 0
+
+    def bytes_per_block(self) -> int:
+        """Return how many bytes one block of keys and values takes."""
+        return 0
+
+    def kept_bytes(self) -> int:
+        """Return the bytes that are kept between steps in addition to weights and blocks for requests."""
+        return 0
+
+    def step_bytes(self) -> int:
+        """Return an upper bound on the bytes that drafting needs while no step runs, in addition to `kept_bytes`."""
+        return 0
+
+    def make_drafter(self, drafted: Drafted) -> Drafting:
+        """Allocate the blocks for keys and values, and return what drafts."""
+        return NO_DRAFTS
+
+
+NO_DRAFTING = DraftWorker()
+
+
+class NetworkDrafts(DraftWorker, ABC):
+    """Drafts by a network with keys and values of its own."""
 
     def __init__(
         self,
@@ -44,22 +102,19 @@ class DraftWorker:
         ranks: TensorParallel,
         device: torch.device,
         dtype: torch.dtype,
-        make_network: Callable[..., Network],
     ) -> None:
         """
         Args:
             ranks: the workers that share the target.
-            make_network: the class of the draft model.
 
         Raises:
-            InvalidConfig: the draft model can't be computed with the configured attention backend or kv_cache_dtype.
+            InvalidConfig: the network can't be computed with the configured attention backend or kv_cache_dtype.
         """
         self._config = config
         self._drafter = drafter
         self._ranks = ranks if drafter.tensor_parallel_size > 1 else TensorParallel()
         self._device = device
         self._dtype = dtype
-        self._make_network = make_network
         heads = drafter.spec.attention.heads(drafter.spec, self._ranks.size)
         model, block_size = config.model, config.cache.block_size
         try:
@@ -70,78 +125,22 @@ class DraftWorker:
         operations = choose_operations_backend(model.attention_backend, device)
         self._backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
         self._share = WeightShare(drafter.spec, dtype, self._ranks.rank, self._ranks.size, device=device)
-        self._network: Network | Eagle3Head | None = None
-
-    @property
-    def network(self) -> Network | Eagle3Head | None:
-        """The draft model or the head. None before `load`."""
-        return self._network
-
-    def load(self, target: Network) -> None:
-        """Read or generate the weights.
-
-        Raises:
-            InvalidCheckpoint: a file or a tensor is missing or damaged.
-        """
-        self._network = (
-            self._load_model() if self._drafter.head is None else self._load_head(self._drafter.head, target)
-        )
-
-    def _load_model(self) -> Network:
-        model = self._config.model
-        if model.load_format == "dummy":
-            weights = random_decoder_weights(self._share, model.seed)
-        else:
-            weights = load_decoder_weights(self._share, Path(self._drafter.path))
-        with torch.inference_mode():
-            return self._make_network(self._drafter.spec, weights, self._ranks, self._backend.operations())
-
-    def _load_head(self, head: Eagle3Spec, target: Network) -> Eagle3Head:
-        model = self._config.model
-        if model.load_format == "dummy":
-            weights = random_eagle3_weights(self._share, head, model.seed)
-        else:
-            weights = load_eagle3_weights(self._share, head, Path(self._drafter.path))
-        with torch.inference_mode():
-            return Eagle3Head(
-                self._drafter.spec, head, weights, self._ranks, self._backend.operations(), target.vocabulary.embed
-            )
-
-    def unload(self) -> None:
-        """Drop the weights."""
-        self._network = None
-
-    def weight_bytes(self) -> int:
-        """Return the size of all weights on the first worker. An Eagle-3 head may have fewer."""
-        share = replace(self._share, tp_rank=0, device=torch.device("meta"))
-        if self._drafter.head is not None:
-            return eagle3_weight_bytes(share, self._drafter.head)
-        weights = empty_decoder_weights(share)
-        return sum(tensor.numel() * self._dtype.itemsize for _, tensor in named_weights(weights))
 
     def bytes_per_block(self) -> int:
-        """Return how many bytes one block of the draft model's keys and values takes."""
         spec, block_size = self._drafter.spec, self._config.cache.block_size
         heads = spec.attention.heads(spec, self._ranks.size)
         return bytes_per_block(heads, spec.num_layers, block_size, self._backend.cache_dtype)
 
-    def kept_bytes(self, target_hidden_size: int) -> int:
-        """Return the bytes that are kept between steps in addition to weights and blocks for requests.
-
-        These are scratch blocks, the scratch memory of attention, and what a head reads of the target.
-        """
-        limits, head, spec = self._limits, self._drafter.head, self._drafter.spec
+    def kept_bytes(self) -> int:
+        """Return those of scratch blocks, and of the scratch memory of attention."""
         kept = self._num_scratch_blocks * self.bytes_per_block()
-        if self._backend.attention_by == "torch":
-            kept += scratch_bytes(spec, limits, self._ranks.size, self._dtype, self._backend.batch_invariant)
-        if head is not None:
-            numbers = limits.num_tokens * target_hidden_size * len(head.target_layers)
-            kept += (numbers + limits.num_seqs * spec.hidden_size) * self._dtype.itemsize
-        return kept
+        if self._backend.attention_by != "torch":
+            return kept
+        sizes = self._ranks.size, self._dtype, self._backend.batch_invariant
+        return kept + scratch_bytes(self._drafter.spec, self._limits, *sizes)
 
     def step_bytes(self) -> int:
-        """Return an upper bound on the bytes that drafting needs while no step runs, in addition to `kept_bytes`."""
-        own = step_bytes(
+        return step_bytes(
             self._drafter.spec,
             self._limits,
             self._ranks.size,
@@ -150,63 +149,35 @@ class DraftWorker:
             native=self._backend.operations_by == "native",
             native_attention=self._backend.attention_by == "native",
         )
-        if self._drafter.head is None:
-            return own
-        # a head's input has two halves, and one more copy
-        return own + self._limits.num_tokens * 4 * self._drafter.spec.hidden_size * self._dtype.itemsize
 
-    def make_drafter(
-        self,
-        target: Network,
-        batch: DeviceBatch,
-        sampler: Sampler,
-        threads: ComputeThreads,
-        num_blocks: int,
-        max_rows: int,
-    ) -> Drafter:
-        """Allocate `num_blocks` blocks for keys and values, and scratch blocks, and return what drafts.
+    def make_drafter(self, drafted: Drafted) -> Drafting:
+        return Drafter(self._make_network(drafted), drafted.batch, drafted.sampler, **self._sizes(drafted))
 
-        `max_rows`: the largest number of decodes in a step, padding included.
-        """
-        drafter, network = self._drafter, self._network
-        assert network is not None, "load() comes first"
-        attention = self._make_attention(network, num_blocks, max_rows)
-        max_step_tokens = max(self._limits.num_tokens, max_rows)
-        sizes = {
-            "max_tokens": drafter.num_speculative_tokens,
+    @abstractmethod
+    def _make_network(self, drafted: Drafted) -> DraftNetwork:
+        """Return what computes logits."""
+
+    def _sizes(self, drafted: Drafted) -> dict[str, int]:
+        return {
+            "max_tokens": self._drafter.num_speculative_tokens,
             "block_size": self._limits.block_size,
-            "num_blocks": num_blocks,
+            "num_blocks": drafted.num_blocks,
         }
-        if isinstance(network, Eagle3Head):
-            assert drafter.head is not None
-            layers = drafter.head.target_layers
-            drafting = Eagle3(network, target, layers, attention, batch, threads, max_step_tokens=max_step_tokens)
-        else:
-            drafting = DraftModel(network, attention, batch, threads, max_step_tokens=self._limits.num_tokens, **sizes)
-        return Drafter(drafting, batch, sampler, **sizes)
 
-    def _make_attention(self, network: Network | Eagle3Head, num_blocks: int, max_rows: int) -> Attention:
-        """Allocate the blocks for keys and values. `max_rows`: the largest number of decodes in a step."""
+    def _make_attention(self, constants: Sequence[MixerConstants], drafted: Drafted) -> Attention:
+        """Allocate the blocks for keys and values. `constants`: of the network's layers."""
         limits, model = self._limits, self._drafter.spec
-        spec = AttentionSpec.of(
-            model,
-            self._ranks.size,
-            network.qk_norms_NH,
-            limits.max_model_len,
-            self._dtype,
-            self._device,
-            sinks_N=network.sinks_N,
-        )
+        spec = AttentionSpec.of(model, self._ranks.size, constants, limits.max_model_len, self._dtype, self._device)
         kv = make_cache(
             spec.heads,
             model.num_layers,
-            num_blocks + self._num_scratch_blocks,
+            drafted.num_blocks + self._num_scratch_blocks,
             limits.block_size,
             self._backend.cache_dtype,
             self._device,
         )
         return self._backend.attention(
-            spec, kv, max_model_len=limits.max_model_len, max_num_seqs=limits.num_seqs, max_rows=max_rows
+            spec, kv, max_model_len=limits.max_model_len, max_num_seqs=limits.num_seqs, max_rows=drafted.max_rows
         )
 
     @property
@@ -223,3 +194,103 @@ class DraftWorker:
     def _num_scratch_blocks(self) -> int:
         per_slot = num_scratch_blocks(self._drafter.num_speculative_tokens, self._config.cache.block_size)
         return self._config.scheduler.max_num_seqs * per_slot
+
+    @property
+    def _whole_share(self) -> WeightShare:
+        """What the first worker holds, without memory."""
+        return replace(self._share, tp_rank=0, device=torch.device("meta"))
+
+
+class DraftModelWorker(NetworkDrafts):
+    """Drafts by a draft model."""
+
+    network: Network | None = None
+
+    def __init__(self, make_network: Callable[..., Network], *drafter: Any) -> None:
+        """`make_network`: the class of the draft model. The other arguments are those of `NetworkDrafts`."""
+        super().__init__(*drafter)
+        self._make = make_network
+
+    def load(self, target: Network) -> None:
+        model = self._config.model
+        if model.load_format == "dummy":
+            weights = random_decoder_weights(self._share, model.seed)
+        else:
+            weights = load_decoder_weights(self._share, Path(self._drafter.path))
+        with torch.inference_mode():
+            self.network = self._make(self._drafter.spec, weights, self._ranks, self._backend.operations())
+
+    def weight_bytes(self) -> int:
+        weights = empty_decoder_weights(self._whole_share)
+        return sum(tensor.numel() * self._dtype.itemsize for _, tensor in named_weights(weights))
+
+    def _make_network(self, drafted: Drafted) -> DraftModel:
+        assert self.network is not None, "load() comes first"
+        attention = self._make_attention(self.network.constants, drafted)
+        sizes = self._sizes(drafted) | {"max_step_tokens": self._limits.num_tokens}
+        return DraftModel(self.network, attention, drafted.batch, drafted.threads, **sizes)
+
+
+class HeadWorker(NetworkDrafts):
+    """Drafts by an EAGLE-3 head, which reads the target's hidden states."""
+
+    network: Eagle3Head | None = None
+
+    def __init__(self, head: Eagle3Spec, *drafter: Any) -> None:
+        """`drafter`: the arguments of `NetworkDrafts`."""
+        super().__init__(*drafter)
+        self._head = head
+
+    def load(self, target: Network) -> None:
+        model = self._config.model
+        if model.load_format == "dummy":
+            weights = random_eagle3_weights(self._share, self._head, model.seed)
+        else:
+            weights = load_eagle3_weights(self._share, self._head, Path(self._drafter.path))
+        operations, embed = self._backend.operations(), target.vocabulary.embed
+        with torch.inference_mode():
+            self.network = Eagle3Head(self._drafter.spec, self._head, weights, self._ranks, operations, embed)
+
+    def weight_bytes(self) -> int:
+        """Return the size of all weights, with an embedding of the head's own."""
+        return eagle3_weight_bytes(self._whole_share, self._head)
+
+    def kept_bytes(self) -> int:
+        """Return the same as without a head, and those of what it reads of the target."""
+        limits = self._limits
+        numbers = limits.num_tokens * self._config.model.spec.hidden_size * len(self._head.target_layers)
+        own = (numbers + limits.num_seqs * self._drafter.spec.hidden_size) * self._dtype.itemsize
+        return super().kept_bytes() + own
+
+    def step_bytes(self) -> int:
+        # a head's input has two halves, and one more copy
+        inputs = self._limits.num_tokens * 4 * self._drafter.spec.hidden_size * self._dtype.itemsize
+        return super().step_bytes() + inputs
+
+    def _make_network(self, drafted: Drafted) -> Eagle3:
+        assert self.network is not None, "load() comes first"
+        attention = self._make_attention(self.network.constants, drafted)
+        max_tokens, layers = max(self._limits.num_tokens, drafted.max_rows), self._head.target_layers
+        of_target = drafted.target, layers, attention, drafted.batch, drafted.threads
+        return Eagle3(self.network, *of_target, max_step_tokens=max_tokens)
+
+
+def make_draft_worker(
+    setup: WorkerSetup, ranks: TensorParallel, make_network: Callable[[ModelSpec], Callable[..., Network]]
+) -> DraftWorker:
+    """Return a worker's part in drafting. If one worker is enough, that is the one that reports steps.
+
+    Args:
+        ranks: the workers that share the target.
+        make_network: returns the class of a model.
+
+    Raises:
+        InvalidConfig: as the constructor of `NetworkDrafts`.
+    """
+    drafter, rank = setup.config.drafter, setup.rank
+    if drafter is None or (drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps):
+        return NO_DRAFTING
+    of_worker = setup.config, drafter, ranks, setup.device, setup.dtype
+    if drafter.head is not None:
+        return HeadWorker(drafter.head, *of_worker)
+    return DraftModelWorker(make_network(drafter.spec), *of_worker)

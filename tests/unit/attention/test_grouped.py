@@ -19,7 +19,7 @@ from torch import Tensor
 
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.kv_tensors import KVTensors
-from raycore.attention.spec import Attention, AttentionSpec
+from raycore.attention.spec import Attention, AttentionSpec, MixerConstants
 from raycore.cache_layout import CacheLayout, CacheLimits, LayerCacheSpec, divide_layers
 from raycore.config import CacheConfig, SchedulerConfig
 from raycore.messages import EngineRequest, StepPlan, StepResult
@@ -60,7 +60,7 @@ class Side:
         host = SlotBatch(NUM_SLOTS, MAX_LEN, BLOCK_SIZE, 1 if layout is None else layout.num_groups)
         self._device = device
         self.batch = DeviceBatch(host, device, is_shared=options.pop("is_shared", True))
-        spec = AttentionSpec.of(MODEL, 1, [None] * len(WINDOWS), MAX_LEN, torch.float32, device)
+        spec = AttentionSpec.of(MODEL, 1, [MixerConstants()] * len(WINDOWS), MAX_LEN, torch.float32, device)
         num_layers = len(WINDOWS) if layout is None else layout.layers_per_group
         kv = KVTensors(num_layers, num_blocks, MODEL.num_kv_heads, BLOCK_SIZE, MODEL.head_dim, torch.float32, device)
         made = ComputeBackend("torch", backend, device, cache_dtype=torch.float32, **options)

@@ -11,7 +11,7 @@ from configs import SPEC
 from torch import Tensor
 
 from raycore.attention.prepared import PreparedAttention
-from raycore.attention.spec import AttentionSpec
+from raycore.attention.spec import AttentionSpec, MixerConstants
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec, QueryScale
 from raycore.step.device_batch import StepTensors
@@ -37,7 +37,7 @@ class _Noting:
 
 
 def spec_of(model: ModelSpec) -> AttentionSpec:
-    return AttentionSpec.of(model, 1, [None, None], 32, torch.float32, CPU)
+    return AttentionSpec.of(model, 1, [MixerConstants()] * 2, 32, torch.float32, CPU)
 
 
 def prepared(model: ModelSpec, qkv_TO: Tensor, positions: list[int]) -> list[Tensor]:

@@ -141,8 +141,7 @@ def test_a_network_says_of_what_size_it_is(computed: Computed) -> None:
     assert network.dtype == torch.float32
     assert network.num_weights > spec.num_layers * spec.hidden_size**2
     assert (network.num_key_value_numbers > 0) == (spec.encoder is None)
-    for by_layer in (network.qk_norms_NH, network.sinks_N, network.state_constants):
-        assert len(by_layer) == spec.num_layers
+    assert len(network.constants) == spec.num_layers
 
 
 @every_network

@@ -15,7 +15,7 @@ from small_model import CPU, SPEC, make_attention, make_operations, make_samplin
 from raycore.attention.batch_invariant import TILE, BatchInvariantAttention
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch
-from raycore.attention.spec import AttentionSpec
+from raycore.attention.spec import AttentionSpec, MixerConstants
 from raycore.decoder.decoder import Decoder
 from raycore.kernels import Backend
 from raycore.layers.operations import check_tiles
@@ -313,6 +313,6 @@ def test_a_decoder_whose_tiles_are_not_invariant_computes_row_by_row(monkeypatch
 def test_a_tile_is_whole_stretches_of_whole_blocks() -> None:
     for block_size in (1, 16, 24, 1024):
         kv = KVTensors(1, 1, 1, block_size, 8, torch.float32, CPU)
-        spec = AttentionSpec.of(SPEC, 1, [None], 96, torch.float32, CPU)
+        spec = AttentionSpec.of(SPEC, 1, [MixerConstants()], 96, torch.float32, CPU)
         stretch = BatchInvariantAttention(spec, kv, GatherScratch(kv, 1, 1)).stretch
         assert stretch % block_size == stretch % TILE == 0

@@ -61,7 +61,7 @@ def ints(*numbers: int) -> bytes:
 def run(worker: Worker) -> Iterator[Tensor]:
     """Run steps of one, of two and of three sequences. Yield each one's logits."""
     found: list[Tensor] = []
-    decoder = worker._core.model.decoder
+    decoder = worker._core.model.network
     logits = decoder.logits
     decoder.logits = lambda hidden: found.append(logits(hidden)) or found[-1].clone()
     step = 0

@@ -16,6 +16,7 @@ from test_worker import ALONE, MOE, SHAPE
 from raycore.config import resolve
 from raycore.errors import InvalidConfig
 from raycore.parts.adapters.weights import largest_lora_bytes
+from raycore.parts.drafts.worker import NO_DRAFTING
 from raycore.worker.memory_sizes import MemorySizes
 from raycore.worker.setup import set_up
 
@@ -29,7 +30,7 @@ def known_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("raycore.worker.memory_sizes.step_bytes", lambda *_, **__: STEP)
 
 
-def make(path: Path, drafting: Any = None, shape: dict[str, Any] = SHAPE, **options: Any) -> MemorySizes:
+def make(path: Path, drafting: Any = NO_DRAFTING, shape: dict[str, Any] = SHAPE, **options: Any) -> MemorySizes:
     (path / "config.json").write_text(json.dumps(shape))
     config = resolve(str(path), num_threads=1, load_format="dummy", **options)
     rank = msgspec.structs.replace(ALONE, num_local_workers=2)

@@ -10,6 +10,7 @@ from test_worker_model import build
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter
+from raycore.parts.drafts.worker import NO_DRAFTING
 from raycore.runner.heads import NextStage
 from raycore.runner.runner import ModelRunner
 from raycore.runner.sampling_head import SamplingHead
@@ -44,7 +45,7 @@ def make_it(setup: WorkerSetup, model: WorkerModel, num_blocks: int) -> ModelRun
 def test_the_cache_takes_the_memory_that_was_computed_for_its_blocks(tmp_path: Path, num_blocks: int) -> None:
     setup = make(tmp_path, attention_backend="torch")
     kv = runner_of(setup, num_blocks)._attention._kv
-    assert sum(blocks.nbytes for blocks in kv.blocks) == num_blocks * MemorySizes(setup, None).block
+    assert sum(blocks.nbytes for blocks in kv.blocks) == num_blocks * MemorySizes(setup, NO_DRAFTING).block
 
 
 def test_a_stage_sends_its_hidden_states_on_or_samples_from_them(tmp_path: Path) -> None:

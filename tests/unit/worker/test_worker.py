@@ -119,7 +119,7 @@ def test_a_sleeping_worker_frees_its_memory_and_computes_the_same_when_awake(
     worker.initialize_cache(cache_of(worker, 4))
     worker.warm_up()
     expected = first_token(worker)
-    gone = [weakref.ref(worker._core.runner), *([weakref.ref(worker._core.model.decoder)] if level == 2 else [])]
+    gone = [weakref.ref(worker._core.runner), *([weakref.ref(worker._core.model.network)] if level == 2 else [])]
     worker.sleep(level)
     assert [each() for each in gone] == [None] * len(gone)
     worker.sleep(level)
@@ -206,7 +206,7 @@ def test_a_sleeping_worker_returns_memory_to_the_operating_system(tmp_path: Path
     with host.freed_memory_returned():
         worker = start(str(tmp_path), dtype=dtype)
     num_weight_bytes = (
-        2 * worker._core.model.decoder.num_weights
+        2 * worker._core.model.network.num_weights
     )  # the native kernels pack float32 in 16 bits if that is exact
     num_cache_bytes = 48 << 20
     loaded = resident_bytes()

@@ -9,6 +9,7 @@ import pytest
 from test_setup import make
 
 from raycore.parts.adapters.layers import Adapters
+from raycore.parts.drafts.worker import NO_DRAFTING
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.rank import WorkerRank
 from raycore.worker.setup import WorkerSetup
@@ -24,8 +25,8 @@ def build(setup: WorkerSetup) -> WorkerModel:
 
 def test_a_model_has_a_drafter_and_adapters_only_if_the_options_ask_for_them(tmp_path: Path) -> None:
     model = build(make(tmp_path))
-    assert (model.drafting, model.adapters) == (None, None)
-    assert model.decoder.stage.layers == range(2)
+    assert (model.drafting, model.adapters) == (NO_DRAFTING, None)
+    assert model.network.stage.layers == range(2)
     assert isinstance(build(make(tmp_path, enable_lora=True)).adapters, Adapters)
 
 
@@ -33,7 +34,7 @@ def test_a_model_asleep_at_level_2_has_no_weights(tmp_path: Path) -> None:
     setup = make(tmp_path, enable_lora=True)
     model = build(setup)
     assert model.adapters is not None
-    decoder = weakref.ref(model.decoder)
+    decoder = weakref.ref(model.network)
     model.sleep(1, setup.device)
     assert model.wake_up(), "on a CPU, weights stay"
     assert decoder() is not None
@@ -41,7 +42,7 @@ def test_a_model_asleep_at_level_2_has_no_weights(tmp_path: Path) -> None:
     assert decoder() is None
     assert not model.wake_up()
     with pytest.raises(AssertionError, match="load_model"):
-        _ = model.decoder
+        _ = model.network
 
 
 @pytest.mark.parametrize(("batch_invariant", "backend"), [(True, "torch"), (False, "torch"), (True, "auto")])
@@ -71,4 +72,4 @@ def test_only_the_reporting_worker_has_a_draft_model_that_is_not_split(tmp_path:
     for tp_rank, drafts in ((0, True), (1, False)):
         rank = WorkerRank(0, tp_rank, 2, tp_rank, 2)
         setup = make(tmp_path, rank, tensor_parallel_size=2, speculative_config=speculative)
-        assert (WorkerModel(setup, WorkerGroups()).drafting is not None) == drafts
+        assert (WorkerModel(setup, WorkerGroups()).drafting is not NO_DRAFTING) == drafts

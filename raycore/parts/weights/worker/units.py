@@ -230,7 +230,7 @@ class WeightUnits:
             ) from error
 
     def _current(self, unit: WeightUnit) -> object:
-        stage, parts = unit.share.stage, self._model.decoder.weight_parts
+        stage, parts = unit.share.stage, self._model.network.weight_parts
         if unit.layout is _tower:
             return self._model.tower
         assert stage is not None
