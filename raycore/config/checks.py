@@ -40,14 +40,13 @@ def executor_backend(asked: str | None, parallel: ParallelConfig) -> str:
 def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
     """Check who may hold different tokens' keys and values."""
     size, tp_size = parallel.decode_context_parallel_size, parallel.tensor_parallel_size
-    attention = spec.attention
-    copies = attention.num_copies(spec, tp_size)
-    if copies % size:
-        possible = [each for each in range(1, copies + 1) if copies % each == 0]
-        heads, more = attention.divided_heads(spec), "" if copies > 1 else f": only {attention.sharers} share them"
+    num, kept, sharers, why = spec.attention.copies(spec, tp_size)
+    if num % size:
+        possible = [each for each in range(1, num + 1) if num % each == 0]
+        more = "" if num > 1 else f": only {sharers} share them"
         raise InvalidConfig(
             f"decode_context_parallel_size={size} doesn't divide the number of workers that have the same "
-            f"{attention.cached_name}: {copies}, with tensor_parallel_size={tp_size}{heads}. "
+            f"{kept}: {num}, with tensor_parallel_size={tp_size}{why}. "
             f"Choose one of {possible}{more}"
         )
     if parallel.context_parallel_size == 1:

@@ -16,6 +16,7 @@ __all__ = [
 ]
 
 import math
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -218,7 +219,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     names: TensorNames = TensorNames()
 
 
-class ModelSpec(Parts, frozen=True, kw_only=True):
+class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
     """A decoder's sizes and parts, as its checkpoint describes them. Sizes are those of the whole model."""
 
     architecture: str
@@ -307,12 +308,12 @@ class ModelSpec(Parts, frozen=True, kw_only=True):
         """The attention of all layers that have it."""
         return attention_of(self)
 
-    @property
+    @cached_property
     def mixers(self) -> list[MixerSpec]:
         """By layer: what mixes the tokens of a sequence."""
         return mixers_of(self)
 
-    @property
+    @cached_property
     def mixer_kinds(self) -> list[MixerSpec]:
         """What mixes tokens in some layer, each one once."""
         return kinds_of(self)

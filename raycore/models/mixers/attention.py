@@ -7,7 +7,7 @@ __all__ = ["AttentionHeads"]
 from typing import TYPE_CHECKING, ClassVar
 
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import NOTHING_CACHED, Cached, HeadShape, MixerSpec, MixerTensor
+from raycore.models.mixers.spec import NOTHING_CACHED, Cached, Copies, HeadShape, MixerSpec, MixerTensor
 from raycore.models.rows import Rows, divided, stored_together, whole
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ class AttentionHeads(MixerSpec, frozen=True):
     computed_by: ClassVar[str] = "raycore.decoder.attention_mixer.AttentionMixer"
     weights_class: ClassVar[str] = "raycore.weights.attention_weights.AttentionWeights"
     memory: ClassVar[str] = "raycore.attention.memory.AttentionMemory"
-    cached_name: ClassVar[str] = "key-value heads"
-    """What the cache has of a token, and several ranks may have the same of."""
-    sharers: ClassVar[str] = "more workers than key-value heads"
-    """Which ranks have the same."""
 
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
@@ -80,13 +76,10 @@ class AttentionHeads(MixerSpec, frozen=True):
         """Return what the norms of heads add to the mean square."""
         return model.rms_norm_eps
 
-    def num_copies(self, model: ModelSpec, tp_size: int) -> int:
-        """Return the number of ranks, of `tp_size`, that have the same key-value heads."""
-        return max(1, tp_size // model.num_kv_heads)
-
-    def divided_heads(self, model: ModelSpec) -> str:
-        """Return the option that says how many there are, as text of an error."""
-        return f" and num_key_value_heads={model.num_kv_heads}"
+    def copies(self, model: ModelSpec, tp_size: int) -> Copies:
+        """Return how many of `tp_size` ranks have the same key-value heads."""
+        num, why = max(1, tp_size // model.num_kv_heads), f" and num_key_value_heads={model.num_kv_heads}"
+        return Copies(num, "key-value heads", "more workers than key-value heads", why)
 
     def cached(self, model: ModelSpec, layer: int) -> Cached:
         if model.encoder is not None:

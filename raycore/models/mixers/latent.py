@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from raycore.json_fields import JsonFields
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import Cached, HeadShape, MixerSpec, MixerTensor, Refusable
+from raycore.models.mixers.spec import Cached, Copies, HeadShape, MixerSpec, MixerTensor, Refusable
 from raycore.models.rotation import rope_parameters
 from raycore.models.rows import divided, whole
 
@@ -47,8 +47,6 @@ class LatentHeads(MixerSpec, frozen=True):
     refused_adapters: ClassVar[Mapping[str, str]] = {
         "kv_b_proj": "adapters of kv_b_proj, which attention applies to queries and values, aren't supported"
     }
-    cached_name: ClassVar[str] = "latents"
-    sharers: ClassVar[str] = "tensor-parallel workers"
 
     @property
     def query_dim(self) -> int:
@@ -106,13 +104,9 @@ class LatentHeads(MixerSpec, frozen=True):
         """Return what the norms of latents add to the mean square."""
         return self.norm_eps
 
-    def num_copies(self, model: ModelSpec, tp_size: int) -> int:
-        """Return the number of ranks, of `tp_size`, that have the same latents: all."""
-        return tp_size
-
-    def divided_heads(self, model: ModelSpec) -> str:
-        """Return nothing: all ranks have the same."""
-        return ""
+    def copies(self, model: ModelSpec, tp_size: int) -> Copies:
+        """Return how many of `tp_size` ranks have the same latents: all."""
+        return Copies(tp_size, "latents", "tensor-parallel workers")
 
     def cached(self, model: ModelSpec, layer: int) -> Cached:
         return Cached("latent")

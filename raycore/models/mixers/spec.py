@@ -11,6 +11,7 @@ __all__ = [
     "NOTHING_CACHED",
     "ROWS",
     "Cached",
+    "Copies",
     "HeadShape",
     "MixerSpec",
     "MixerTensor",
@@ -86,6 +87,18 @@ class Cached(NamedTuple):
 
 
 NOTHING_CACHED = Cached("none")
+
+
+class Copies(NamedTuple):
+    """How many ranks keep the same of a token, with the words of an error about that number."""
+
+    num: int
+    kept: str
+    """What they keep."""
+    sharers: str
+    """Which ranks keep the same."""
+    why: str = ""
+    """What else the number depends on, besides the number of ranks."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -54,7 +54,7 @@ class Drafted(NamedTuple):
 class DraftWorker:
     """A worker's part in drafting. This one drafts nothing: another worker does, or none."""
 
-    network: object = None
+    network: Any = None
     """What drafts. None before `load`."""
 
     def load(self, target: Network) -> None:
@@ -204,7 +204,7 @@ class NetworkDrafts(DraftWorker, ABC):
 class DraftModelWorker(NetworkDrafts):
     """Drafts by a draft model."""
 
-    network: Network | None = None
+    network: Network | None
 
     def __init__(self, make_network: Callable[..., Network], *drafter: Any) -> None:
         """`make_network`: the class of the draft model. The other arguments are those of `NetworkDrafts`."""
@@ -234,7 +234,7 @@ class DraftModelWorker(NetworkDrafts):
 class HeadWorker(NetworkDrafts):
     """Drafts by an EAGLE-3 head, which reads the target's hidden states."""
 
-    network: Eagle3Head | None = None
+    network: Eagle3Head | None
 
     def __init__(self, head: Eagle3Spec, *drafter: Any) -> None:
         """`drafter`: the arguments of `NetworkDrafts`."""
