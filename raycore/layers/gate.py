@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -18,12 +19,16 @@ def _gelu(x_TF: Tensor) -> Tensor:
     return functional.gelu(x_TF.contiguous())
 
 
-_ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": _gelu,
     "gelu_tanh": partial(functional.gelu, approximate="tanh"),
     "relu2": lambda gate_TF: functional.relu(gate_TF).square_(),
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
 }
+"""By name. A row of the result depends only on the same row."""
 
 
 def gate_and_mul(gate: Gate, gate_up_TF: Tensor) -> Tensor:
@@ -40,7 +45,7 @@ def gate_and_mul(gate: Gate, gate_up_TF: Tensor) -> Tensor:
     if isinstance(gate, ClampedSwiglu):
         gate_TF, up_TF = gate_TF.clamp_(max=gate.limit), up_TF.clamp_(-gate.limit, gate.limit).add_(1.0)
         return (gate_TF * gate.alpha).sigmoid_().mul_(gate_TF).mul_(up_TF)
-    return _ACTIVATIONS[gate](gate_TF).mul_(up_TF)
+    return ACTIVATIONS[gate](gate_TF).mul_(up_TF)
 
 
 def activate(activation: Gate, x_TF: Tensor) -> Tensor:
@@ -49,7 +54,7 @@ def activate(activation: Gate, x_TF: Tensor) -> Tensor:
     It may be overwritten.
     """
     assert isinstance(activation, str), "only activations with a name are without a gate"
-    return _ACTIVATIONS[activation](x_TF)
+    return ACTIVATIONS[activation](x_TF)
 
 
 @cache

@@ -5,11 +5,12 @@ from __future__ import annotations
 __all__ = ["ENCODERS", "EncoderForm", "encoder_form", "encoder_pooling"]
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from msgspec.structs import replace
 
 from raycore.json_fields import JsonFields
+from raycore.models.activations import read_activation
 from raycore.models.bert import BERT, ROBERTA, XLM_ROBERTA
 from raycore.models.family import Family
 from raycore.models.modernbert import MODERNBERT
@@ -41,15 +42,6 @@ _HEADS: Mapping[str, _Head] = {
     "ForTokenClassification": "tokens",
 }
 """What is on top of an encoder, by the ends of those names. The head of masked language models isn't used."""
-_ACTIVATIONS: Mapping[str, ActivationName] = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "tanh": "tanh",
-}
-"""By transformers' names."""
 
 
 class EncoderForm(NamedTuple):
@@ -140,7 +132,7 @@ def _head(
         config = config.with_defaults(form.family.defaults)
         parts: list[HeadPart] = [
             HeadLinear("head.dense.weight", hidden, hidden),
-            HeadActivation(_activation(config)),
+            HeadActivation(read_activation(config, "classifier_activation", get_args(ActivationName))),
             HeadNorm("head.norm.weight", hidden, spec.encoder.norm_eps, _norm_bias(spec)),
             last,
         ]
@@ -155,13 +147,6 @@ def _head(
 
 def _norm_bias(spec: ModelSpec) -> str | None:
     return "head.norm.bias" if spec.encoder is not None and spec.encoder.has_norm_bias else None
-
-
-def _activation(config: JsonFields) -> ActivationName:
-    name = config.get("classifier_activation")
-    if name not in _ACTIVATIONS:
-        raise config.error("classifier_activation", f"one of {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
 
 
 def _classifier_pooling(config: JsonFields) -> SequencePooling:

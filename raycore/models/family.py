@@ -8,24 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from raycore.errors import InvalidConfig
 from raycore.json_fields import JsonFields
+from raycore.models.activations import read_activation
 from raycore.models.rotation import Rotation, parse_rotation
-from raycore.models.spec import Gate, Parts
+from raycore.models.spec import Gate, GateName, Parts
 from raycore.parts.images.models import VisionSpec
 from raycore.plugins import MODELS, find_plugin, plugin_failure, plugin_names
 
-_GATES: Mapping[str, Gate] = {
-    "silu": "silu",
-    "swish": "silu",
-    "gelu": "gelu",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_new": "gelu_tanh",
-    "relu2": "relu2",
-}
-"""By transformers' names of activations."""
 DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 32000,
     "hidden_size": 4096,
@@ -57,10 +49,7 @@ def plain_parts(config: JsonFields, **parts: Any) -> Parts:
 
 def gate(config: JsonFields, key: str = "hidden_act") -> Gate:
     """Return the activation of gates."""
-    name = config.get(key)
-    if name not in _GATES:
-        raise config.error(key, f"one of {', '.join(_GATES)}")
-    return _GATES[name]
+    return read_activation(config, key, get_args(GateName))
 
 
 def same_window(config: JsonFields) -> list[int | None]:

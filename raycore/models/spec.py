@@ -7,6 +7,7 @@ __all__ = [
     "ClampedSwiglu",
     "Gate",
     "GateFunction",
+    "GateName",
     "LinearShape",
     "ModelSpec",
     "Parts",
@@ -61,9 +62,10 @@ class GateFunction(msgspec.Struct, frozen=True, tag=True):
         return self.path
 
 
-Gate = Literal["silu", "gelu", "gelu_tanh", "relu2"] | ClampedSwiglu | GateFunction
-"""What gated layers compute of their two halves. A name is that of the activation of the gate, with which up is
-multiplied. `relu2` is the square of what is above 0."""
+GateName = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+"""The activation of the gate, with which up is multiplied. `relu2` is the square of what is above 0."""
+Gate = GateName | ClampedSwiglu | GateFunction
+"""What gated layers compute of their two halves."""
 
 
 class Roots(msgspec.Struct, frozen=True):

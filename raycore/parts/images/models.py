@@ -8,12 +8,12 @@ from __future__ import annotations
 
 __all__ = ["VisionSpec", "gemma3_vision", "qwen2_5_vision", "qwen3_vision", "without_vision"]
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
 from raycore.json_fields import JsonFields
+from raycore.models.activations import read_activation
 
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec
@@ -59,8 +59,6 @@ _SIGLIP_DEFAULTS = {
     "layer_norm_eps": 1e-6,
 }
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-_ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
-"""By transformers' names."""
 
 
 class VisionSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,7 +220,7 @@ def gemma3_vision(config: JsonFields) -> VisionSpec:
         hidden_size=_divided(vision, "num_attention_heads"),
         intermediate_size=vision.int_("intermediate_size"),
         num_heads=vision.int_("num_attention_heads"),
-        activation=_activation(vision),
+        activation=read_activation(vision, "hidden_act", get_args(Activation)),
         norm_eps=vision.float_("layer_norm_eps"),
         out_size=config.child("text_config").with_defaults({"hidden_size": 2304}).int_("hidden_size"),
         num_channels=vision.int_("num_channels"),
@@ -268,7 +266,7 @@ def _qwen_vision(
         hidden_size=vision.int_("hidden_size"),
         intermediate_size=vision.int_("intermediate_size"),
         num_heads=vision.int_("num_heads"),
-        activation=_activation(vision),
+        activation=read_activation(vision, "hidden_act", get_args(Activation)),
         out_size=out_size,
         num_channels=vision.int_("in_channels"),
         patch_size=vision.int_("patch_size"),
@@ -290,13 +288,6 @@ def _divided(vision: JsonFields, heads_key: str) -> int:
     if size % num_heads:
         raise vision.error("hidden_size", f"a multiple of {heads_key}={num_heads}")
     return size
-
-
-def _activation(vision: JsonFields) -> Activation:
-    found = _ACTIVATIONS.get(str(vision.get("hidden_act")))
-    if found is None:
-        raise vision.error("hidden_act", f"one of {', '.join(_ACTIVATIONS)}")
-    return found
 
 
 def _layers(vision: JsonFields, key: str) -> list[int]:

@@ -7,16 +7,16 @@ suffixes: N rows, X inputs, Y outputs.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from raycore.layers.gate import ACTIVATIONS
 from raycore.models.spec import TensorNames
 from raycore.parts.pooling.models.pooling import (
-    ActivationName,
     HeadActivation,
     HeadLinear,
     HeadNorm,
@@ -34,20 +34,6 @@ Read = Callable[[str, str, tuple[int, ...], int | None], Tensor]
 tensor, and the only row that is wanted, or None."""
 
 _DUMMY_STDDEV = 0.02
-
-
-def _gelu_tanh(x: Tensor) -> Tensor:
-    return functional.gelu(x, approximate="tanh")
-
-
-_ACTIVATIONS: Mapping[ActivationName, Layer] = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "gelu": functional.gelu,
-    "gelu_tanh": _gelu_tanh,
-    "silu": functional.silu,
-    "sigmoid": torch.sigmoid,
-}
 
 
 def normalized(rows: Tensor, activation: Normalization) -> Tensor:
@@ -84,7 +70,7 @@ class Heads:
 
     def _layer(self, part: HeadPart) -> Layer:
         if isinstance(part, HeadActivation):
-            return _ACTIVATIONS[part.name]
+            return ACTIVATIONS[part.name]
         if isinstance(part, HeadRows):
             name = self._names.embedding if part.table == "embedding" else self._names.head
             weight_YX = torch.cat(
