@@ -94,7 +94,7 @@ def model_spec(vocab_size: int, windows: list[int | None], has_states: bool) -> 
     num_layers = len(windows)
     state = None
     if has_states:
-        state = DeltaSpec([False] * num_layers, 1, 1, 4, 4, 2, is_interleaved=False)
+        state = DeltaSpec([False] * num_layers, 1, 4, 4, 2, num_k_heads=1, is_interleaved=False)
     return ModelSpec(
         architecture="SimulatedForCausalLM",
         model_type="simulated",

@@ -586,7 +586,7 @@ def test_layers_of_granite_4_are_named_as_by_transformers_4_and_5(tmp_path: Path
     types = ["linear_attention", "full_attention", "linear_attention"]
     limits = [0.0, {"__float__": "Infinity"}]
     assert old == spec_of(tmp_path, HYBRID, **sizes, layer_types=types, time_step_limit=limits)
-    assert old.state == Mamba2Spec([True, False, True], 1, 16, k_dim=256, v_dim=8, conv_size=4, has_conv_bias=True)
+    assert old.state == Mamba2Spec([True, False, True], 16, 256, v_dim=8, conv_size=4, num_groups=1, has_conv_bias=True)
     assert (old.intermediate_size, old.rotations, old.names.down) == (1024, [None] * 3, "shared_mlp.output_linear")
     rotated = spec_of(tmp_path, HYBRID, **sizes, layer_types=types, position_embedding_type="rope")
     assert rotated.rotations == [Rotation(10000.0)] * 3

@@ -42,7 +42,7 @@ SHARED = msgspec.structs.replace(
 BIASED = msgspec.structs.replace(
     MODEL, moe=msgspec.structs.replace(MOE, router=ExpertChoice("softmax_of_chosen", has_bias=True), has_bias=True)
 )
-STATE = DeltaSpec([True, False, True], 2, 4, k_dim=6, v_dim=10, conv_size=3, is_interleaved=True)
+STATE = DeltaSpec([True, False, True], 4, k_dim=6, v_dim=10, conv_size=3, num_k_heads=2, is_interleaved=True)
 GATED = msgspec.structs.replace(MODEL, state=STATE, has_attention_gate=True)
 SEPARATE = msgspec.structs.replace(GATED, state=msgspec.structs.replace(STATE, is_interleaved=False))
 LATENT = msgspec.structs.replace(
@@ -54,7 +54,7 @@ LATENT = msgspec.structs.replace(
 )
 DIRECT = msgspec.structs.replace(LATENT, latent=msgspec.structs.replace(LATENT.latent, query_rank=None))
 MAMBA = msgspec.structs.replace(
-    MODEL, state=Mamba2Spec([True, False, True], 1, 4, k_dim=6, v_dim=10, conv_size=3, has_conv_bias=True)
+    MODEL, state=Mamba2Spec([True, False, True], 4, 6, v_dim=10, conv_size=3, num_groups=1, has_conv_bias=True)
 )
 TIED = msgspec.structs.replace(MODEL, tie_word_embeddings=True)
 NATIVE = "native" if kernels.load() is not None else "torch"
