@@ -6,26 +6,14 @@ any number of threads. So these kernels are always batch-invariant.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.state.delta import DeltaLayer
+from raycore.state.mamba2 import Mamba2Layer
 from raycore.state.spec import StateStep
-
-if TYPE_CHECKING:
-    from raycore.state.delta import DeltaLayer  # whose module imports this one
-    from raycore.state.mamba2 import Mamba2Layer
-
-_MAX_K_DIM = 256
-_CONV_SIZES = range(2, 5)
-
-
-def supports(k_dim: int, conv_size: int) -> bool:
-    """Whether the kernels can compute layers with these sizes."""
-    return k_dim <= _MAX_K_DIM and conv_size in _CONV_SIZES
 
 
 class NativeDelta:

@@ -12,10 +12,13 @@ from raycore.class_paths import import_path
 from raycore.kernels import Backend
 from raycore.models.mixers.spec import MixerSpec
 from raycore.models.mixers.state import MatrixMixer
-from raycore.state.native import supports
 from raycore.state.spec import StateStep
 from raycore.state.torch_recurrence import CHUNK
 from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES, MixerMemory, StepLimits
+
+_MAX_NATIVE_K_DIM = 256
+_NATIVE_CONV_SIZES = range(2, 5)
+"""What native kernels of matrices can compute."""
 
 Kernels = Callable[[Any, Tensor, StateStep], Tensor]
 """Compute a layer, and write the states. They get a `Recurrence.layer`, what the mixer hands over, and the step."""
@@ -71,8 +74,8 @@ class MatrixRecurrence(Recurrence):
     _own: MatrixMixer
 
     def backend(self, wanted: Backend) -> Backend:
-        is_too_large = wanted == "native" and not supports(self._own.k_dim, self._own.conv_size)
-        return "torch" if is_too_large else super().backend(wanted)
+        fits = self._own.k_dim <= _MAX_NATIVE_K_DIM and self._own.conv_size in _NATIVE_CONV_SIZES
+        return super().backend(wanted) if wanted != "native" or fits else "torch"
 
     def step_bytes(self, limits: StepLimits, hidden_size: int, item_size: int, *, is_native: bool) -> int:
         own, num_seqs = self._own, min(limits.num_seqs, limits.num_tokens)
