@@ -339,3 +339,33 @@ def test_circles_of_types_are_those_that_are_listed():
     assert circle_in(without) is None, "import the type from a module below, or pass what is needed of it"
     for user, used in CIRCLES_OF_TYPES:
         assert circle_in({**without, user: without[user] | {used}}) is not None, f"{user} and {used} need no line here"
+
+
+def modules_of_sides(*sides: str) -> list[str]:
+    """The modules of these sides of all rooms."""
+    paths = [path for path in (ROOT / "raycore" / "parts").glob("*/*") if path.stem in sides]
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*.py"))]
+    return sorted(".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for file in files)
+
+
+@pytest.mark.parametrize(
+    ("sides", "kept_out"),
+    [
+        (("config", "values", "scheduler", "engine"), {"client", "server", "worker", "runner", "layers", "weights"}),
+        (("client", "control"), {"server", "worker", "runner", "layers", "weights"}),
+        (("server", "serve"), {"worker", "runner", "layers", "weights"}),
+        (("layers", "weights"), {"client", "engine", "scheduler", "server", "worker", "runner"}),
+        (("runner",), {"client", "engine", "scheduler", "server", "worker"}),
+        (("worker",), {"client", "engine", "scheduler", "server"}),
+    ],
+)
+def test_the_sides_of_a_room_are_imported_apart(sides: tuple[str, ...], kept_out: set[str]):
+    modules = modules_of_sides(*sides)
+    assert modules
+    code = f"import sys\nfor each in {modules}: __import__(each)\nprint(*(m for m in sys.modules if 'raycore.' in m))"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    loaded = [each.split(".") for each in run.stdout.split() if each.startswith("raycore.parts.")]
+    assert {names[3] for names in loaded if len(names) > 3} & kept_out == set()
