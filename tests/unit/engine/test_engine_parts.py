@@ -11,7 +11,7 @@ import pytest
 from configs import make_config
 from fake_executor import FakeExecutor, request, run_to_end
 
-from raycore.engine import kv_transfer, parts  # noqa: F401  # all classes of parts
+from raycore.engine import parts  # noqa: F401  # all classes of parts
 from raycore.engine.core import EngineCore
 from raycore.engine.part import EngineHooks, EnginePart, Prepared
 from raycore.engine.parts import make_parts

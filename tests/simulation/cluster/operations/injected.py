@@ -25,11 +25,11 @@ from msgspec.structs import replace  # noqa: E402
 from raycore.activity import RUNNING  # noqa: E402
 from raycore.cluster.desired import Desired  # noqa: E402
 from raycore.cluster.following import Following, Loops  # noqa: E402
-from raycore.control import weight_updates  # noqa: E402
 from raycore.control.pauses import Pauses  # noqa: E402
 from raycore.llm import AsyncLLM  # noqa: E402
 from raycore.parts.adapters.control import AdapterCalls  # noqa: E402
 from raycore.parts.weights.cluster import EngineWeights  # noqa: E402
+from raycore.parts.weights.control import updates as weight_updates  # noqa: E402
 from raycore.parts.weights.control.updates import WeightUpdates  # noqa: E402
 from raycore.parts.weights.engine import RankWeights  # noqa: E402
 from simulation.cluster.deployments import PLAIN  # noqa: E402
