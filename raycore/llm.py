@@ -42,11 +42,10 @@ from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.inputs import StreamingInput
 from raycore.llm_engine import LLMEngine
 from raycore.lora.request import LoRARequest
-from raycore.messages import Feature
 from raycore.node.threads import on_own_thread
 from raycore.options.declared import with_options
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
-from raycore.parts.pooling.client.pooling import PLACEHOLDER, supported_tasks
+from raycore.parts.pooling.client.pooling import supported_tasks
 from raycore.parts.pooling.client.pooling_calls import PoolingCalls
 from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.running_engine import RunningEngine
@@ -559,17 +558,6 @@ class AsyncLLM(RunningEngine, AsyncCalls):
     async def get_supported_tasks(self) -> tuple[str, ...]:
         """The tasks that the engine can be asked for, the default first: `generate`, or those of a model that pools."""
         return supported_tasks(self._client.checks.pooling)
-
-    def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams | None = None) -> None:
-        """Raise InvalidRequest if the request, which pools, could never run. Doesn't submit it. Thread-safe."""
-        resolved = self._client.checks.resolved_pooling(pooling_params)
-        self._client.checks.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
-
-    def check(
-        self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
-    ) -> None:
-        """Raise InvalidRequest if the request could never run. Doesn't submit it. Thread-safe."""
-        self._client.checks.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
 
     async def abort(self, request_id: str | Iterable[str], internal: bool = False) -> None:
         """Abort a request, or several. Their iterators end with outputs whose `finish_reason` is `abort`.

@@ -8,9 +8,11 @@ from typing import Any
 
 from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient
-from raycore.client.inputs import PromptImages
+from raycore.client.inputs import ParsedPrompt, PromptImages
 from raycore.config import EngineConfig
 from raycore.parts.pooling.models.pooling import PoolingSpec
+from raycore.pooling_params import PoolingParams
+from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
 
@@ -59,3 +61,7 @@ class EngineFacts:
     def unavailable_reason(self) -> str | None:
         """Why the engine refuses requests; None if it accepts them. Does no I/O."""
         return self._client.unavailable_reason
+
+    def check(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> None:
+        """Raise InvalidRequest if the request could never run. Doesn't submit it. Thread-safe."""
+        self._client.checks.check(prompt, params)

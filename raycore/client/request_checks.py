@@ -75,7 +75,7 @@ class RequestChecks:
         own = {id(each): self._own(each) for each in {id(ask.params): ask.params for ask in asks}.values()}
         given = [own[id(ask.params)] for ask in asks]
         for ask, (params, pooling) in zip(asks, given, strict=True):
-            self.check(ask.parsed, params, pooling)
+            self._check(ask.parsed, params, pooling)
             if ask.lora is not None:
                 self.adapters.check(ask.lora)
         constraints = [params.structured_outputs for params, _ in given]
@@ -105,8 +105,15 @@ class RequestChecks:
             copy.detokenize = False
         return copy, None
 
-    def check(self, prompt: ParsedPrompt, params: SamplingParams, pooling: PoolingParams | None = None) -> None:
-        """Raise InvalidRequest if the request could never run. With `pooling`, it pools, and `params` don't count."""
+    def check(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> None:
+        """Raise InvalidRequest if the request could never run. Neither its constraint nor its adapter is checked."""
+        if isinstance(params, PoolingParams):
+            self._check(prompt, PLACEHOLDER, self.resolved_pooling(params))
+        else:
+            self._check(prompt, params, None)
+
+    def _check(self, prompt: ParsedPrompt, params: SamplingParams, pooling: PoolingParams | None) -> None:
+        """The same for parameters that leave nothing open. With `pooling`, the request pools; `params` don't count."""
         assert self.tightest is not None, "there has been no rank yet"
         limits = RequestLimits.of(self.tightest, self._spec.vocab_size, self._encoder, self._max_logprobs)
         limits.check(prompt.token_ids, params, pooling, prompt.features)

@@ -75,7 +75,7 @@ class RaycoreServer:
 
     async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Respond to a `ChatCompletionRequest`: a `ChatCompletionResponse`, or the text of a stream's events."""
-        return self._answers(Endpoint.CHAT, request, raw_request_info, "ChatCompletionResponse")
+        return self._answers(Endpoint.CHAT_COMPLETIONS, request, raw_request_info, "ChatCompletionResponse")
 
     async def completions(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
         """Respond to a `CompletionRequest`: a `CompletionResponse`, or the text of a stream's events."""

@@ -37,7 +37,7 @@ from raycore.server.streaming import JSON
 logger = logging.getLogger(__name__)
 
 _MAX_HANDLES = 1024
-_LISTING = Endpoint.MODELS.path
+_LISTING = Endpoint.LIST_MODELS.path
 _NEED_MODEL = frozenset(paths_with(Rule.ADMISSION))
 """Requests to other paths go to the first model if they name none."""
 _READING = ("GET", "HEAD")

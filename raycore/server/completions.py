@@ -7,21 +7,22 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from raycore.client.inputs import ParsedPrompt
 from raycore.errors import InvalidRequest
 from raycore.json_fields import shortened
-from raycore.messages import Feature, FeatureData
 from raycore.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
-from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
+from raycore.server.generation import Job, New, Progress, run, run_streaming, usage
 from raycore.server.limits import check_length, cut_prompt, encode_prompt
 from raycore.server.logprobs import CompletionLogprobs, TokenNames, num_shown, prompt_logprobs
-from raycore.server.models import RequestModel
 from raycore.server.options import ServerOptions
 from raycore.server.positions import OutputPieces, has_hidden_stop_token, new_pieces, prompt_pieces, prompt_starts
 from raycore.server.protocol import CompletionRequest
 from raycore.server.sampling import completion_params
+from raycore.server.service import Context
+from raycore.server.serving_engine import ServingEngine
 from raycore.text.detokenizer import IncrementalDetokenizer
 from raycore.text.tokenizer import REPLACEMENT, Tokenizer
 
@@ -42,30 +43,26 @@ class Completion:
     """For each prompt, where its tokens begin in its text. Empty if no log probabilities of prompts are shown."""
 
     @staticmethod
-    def prepare(
-        engine: ServingEngine, request: CompletionRequest, options: ServerOptions, model: RequestModel, request_id: str
-    ) -> Completion:
+    def prepare(context: Context, request: CompletionRequest) -> Completion:
         """Check a request and tokenize its prompts. Raises APIError if the request is invalid."""
+        engine, options, model = context.engine, context.options, context.models.find(request.model)
         params = completion_params(request, engine.default_sampling_params, options)
-        texts, ids = _prompts(request, params.n, engine, options)
+        given, ids = _prompts(request, params.n, engine, options)
         embeds = _embeds(request, params, engine, options)
+        texts, prompts = [None] * len(embeds) + given, [*embeds, *(ParsedPrompt(None, each) for each in ids)]
         if embeds:
-            texts, ids = [None] * len(embeds) + texts, [ids for ids, _, _ in embeds] + ids
-            _check_count(len(ids), params.n, options)
-        for index, token_ids in enumerate(ids):
-            check_length(engine, token_ids, request.max_tokens, "max_tokens", "prompt", options)
-            engine.check(token_ids, params, embeds[index][1] if index < len(embeds) else ())
-        names = [request_id] if len(ids) == 1 else [f"{request_id}-{i}" for i in range(len(ids))]
+            _check_count(len(prompts), params.n, options)
+        for prompt in prompts:
+            check_length(engine, prompt.token_ids, request.max_tokens, "max_tokens", "prompt", options)
+            engine.check(prompt, params)
+        request_id = context.new_id("cmpl", request)
+        names = [request_id] if len(prompts) == 1 else [f"{request_id}-{i}" for i in range(len(prompts))]
         jobs = [
-            Job.of(request, token_ids, params, name, engine.max_model_len, lora=model.lora)
-            for name, token_ids in zip(names, ids, strict=True)
-        ]
-        jobs[: len(embeds)] = [
-            replace(job, features=features, feature_data=data, has_unknown_tokens=True)
-            for job, (_, features, data) in zip(jobs, embeds, strict=False)
+            Job.of(context, request, prompt, params, name, model.lora)
+            for name, prompt in zip(names, prompts, strict=True)
         ]
         names = TokenNames.of(request, engine.get_tokenizer(), options)
-        starts = _starts(request, names.tokenizer, texts, ids)
+        starts = _starts(request, names.tokenizer, texts, [prompt.token_ids for prompt in prompts])
         envelope = Envelope.of(request, model.name, request_id, options)
         return Completion(engine, request, envelope, jobs, texts, names, starts)
 
@@ -126,7 +123,7 @@ class Completion:
             "stop_reason": new.stop_reason,
         }
         if request.return_token_ids:
-            shows_prompt = is_first and not self.jobs[number].has_unknown_tokens
+            shows_prompt = is_first and not self.jobs[number].prompt.has_unknown_tokens
             choice |= {
                 "prompt_token_ids": output.prompt_token_ids if shows_prompt else None,
                 "token_ids": new.token_ids,
@@ -148,10 +145,10 @@ class Completion:
         job, num_top = self.jobs[number], num_shown(self.request, self.request.logprobs)
         logprobs = CompletionLogprobs(self.names, num_top)
         if echoed is not None:
-            logprobs.add(job.token_ids, of_prompt or [], prompt_pieces(self.starts[number], echoed))
+            logprobs.add(job.prompt.token_ids, of_prompt or [], prompt_pieces(self.starts[number], echoed))
         if progress.pieces is None:
             skip = job.params.skip_special_tokens
-            progress.pieces = OutputPieces(self.names.tokenizer, skip, job.token_ids, len(echoed or ""))
+            progress.pieces = OutputPieces(self.names.tokenizer, skip, job.prompt.token_ids, len(echoed or ""))
         pieces = new_pieces(progress.pieces, new.token_ids, completion, job.params)
         logprobs.add(new.token_ids, new.logprobs or [], pieces)
         return logprobs.as_dict()
@@ -163,11 +160,11 @@ class Completion:
             return given
         tokenizer = self.names.tokenizer
         prompt = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
-        prompt.append(job.token_ids)
+        prompt.append(job.prompt.token_ids)
         prompt.finish()
         if self.request.max_tokens == 0 or not prompt.text.endswith(REPLACEMENT):
             return prompt.text
-        output = IncrementalDetokenizer(tokenizer, job.params.skip_special_tokens, job.token_ids)
+        output = IncrementalDetokenizer(tokenizer, job.params.skip_special_tokens, job.prompt.token_ids)
         has_stop_token = has_hidden_stop_token(completion, job.params)
         output.append(completion.token_ids[:-1] if has_stop_token else completion.token_ids)
         output.finish()
@@ -197,7 +194,7 @@ def _starts(
 
 def _embeds(
     request: CompletionRequest, params: SamplingParams, engine: ServingEngine, options: ServerOptions
-) -> list[tuple[list[int], list[Feature], list[FeatureData]]]:
+) -> list[ParsedPrompt]:
     """The prompts that are given as embeddings: token ids that stand for them, and features."""
     given = [request.prompt_embeds] if isinstance(request.prompt_embeds, str) else request.prompt_embeds or []
     if not given:
@@ -212,7 +209,7 @@ def _embeds(
         raise APIError(400, f"{field} needs the prompt's tokens, and prompt_embeds has none", param=field)
     from raycore.server.torch_file import read_tensor  # imported lazily: few requests need it
 
-    found: list[tuple[list[int], list[Feature], list[FeatureData]]] = []
+    found: list[ParsedPrompt] = []
     for index, text in enumerate(given):
         where = "prompt_embeds" if isinstance(request.prompt_embeds, str) else f"prompt_embeds[{index}]"
         try:
@@ -221,7 +218,8 @@ def _embeds(
                     f"{where} has more bytes than max_model_len={engine.max_model_len} embeddings; clone() a part of a "
                     "tensor before you save it"
                 )
-            found.append(engine.images.embed(where, {"prompt_embeds": read_tensor(where, text)}))
+            ids, features, data = engine.images.embed(where, {"prompt_embeds": read_tensor(where, text)})
+            found.append(ParsedPrompt(None, ids, features=features, feature_data=data, has_unknown_tokens=True))
         except InvalidRequest as error:
             raise APIError(400, str(error), param="prompt_embeds") from None
     return found

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum, Flag, auto
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
     from starlette.types import Scope
-
-_Handler = TypeVar("_Handler", bound=Callable[..., Any])
 
 
 class Rule(Flag):
@@ -31,8 +27,16 @@ class Rule(Flag):
     """It needs a model that generates."""
     POOLS = auto()
     """It needs a model that pools."""
+    EMBEDS = auto()
+    """It needs a model that pools embeddings."""
+    CLASSIFIES = auto()
+    """It needs a model that classifies."""
+    SCORES = auto()
+    """It needs a model that scores pairs of texts, or whose embeddings can be compared."""
     CONTROLS = auto()
     """It needs the option `enable_admin_endpoints`."""
+    CHANGES_ADAPTERS = auto()
+    """It needs an application that can load adapters."""
     SHOWS_TOKENIZER = auto()
     """It needs the option `enable_tokenizer_info_endpoint`."""
 
@@ -41,99 +45,104 @@ _PROBE = Rule.NO_KEY | Rule.NOT_COUNTED
 """Probes and scrapers have no API key, and would outnumber the other requests."""
 _RUNS = Rule.ADMISSION | Rule.TRACED
 """Requests to the model."""
-_GENERATES = _RUNS | Rule.GENERATES | Rule.IN_BATCHES
+_GENERATES = _RUNS | Rule.GENERATES
+_PREPARES = Rule.ADMISSION | Rule.GENERATES
+"""Requests that need only what is around the model: its tokenizer, templates and parsers."""
 _POOLS = _RUNS | Rule.POOLS | Rule.IN_BATCHES
+_CHANGES_ADAPTERS = Rule.CONTROLS | Rule.CHANGES_ADAPTERS
+
+_OPENAI = "raycore.server.openai_api"
+_MESSAGES = "raycore.server.messages_api.app"
+_TOKEN_API = "raycore.server.token_api.app"
+_RESPONSES = "raycore.server.responses.routes"
+_POOLING = "raycore.parts.pooling.server.requests"
+_SCORES = "raycore.parts.pooling.server.scores"
+_TOKENS = "raycore.server.tokens"
+_INFORMATION = "raycore.server.information"
+_ADMIN = "raycore.server.admin"
+_WEIGHTS = "raycore.parts.weights.server"
 
 
 class Endpoint(Enum):
-    """Each endpoint's method, path and rules."""
+    """Each endpoint's method, path, rules, and the module with its handler, whose name is the endpoint's in lower case.
 
-    COMPLETIONS = "POST", "/v1/completions", _GENERATES
-    CHAT = "POST", "/v1/chat/completions", _GENERATES
-    BATCHED_CHATS = "POST", "/v1/chat/completions/batch", _RUNS | Rule.GENERATES
-    MESSAGES = "POST", "/v1/messages", _RUNS | Rule.GENERATES
-    COUNT_TOKENS = "POST", "/v1/messages/count_tokens", Rule.ADMISSION | Rule.GENERATES
-    GENERATE = "POST", "/inference/v1/generate", _RUNS | Rule.GENERATES
-    ABORT_GENERATIONS = "POST", "/inference/v1/abort_requests", Rule.GENERATES
-    RENDER_CHAT = "POST", "/v1/chat/completions/render", Rule.ADMISSION | Rule.GENERATES
-    RENDER_COMPLETIONS = "POST", "/v1/completions/render", Rule.ADMISSION | Rule.GENERATES
-    RENDER_MESSAGES = "POST", "/v1/messages/render", Rule.ADMISSION | Rule.GENERATES
-    DERENDER_CHAT = "POST", "/v1/chat/completions/derender", Rule.ADMISSION | Rule.GENERATES
-    DERENDER_COMPLETIONS = "POST", "/v1/completions/derender", Rule.ADMISSION | Rule.GENERATES
-    RESPONSES = "POST", "/v1/responses", _GENERATES
-    RESPONSE = "GET", "/v1/responses/{response_id}", Rule.GENERATES
-    DELETE_RESPONSE = "DELETE", "/v1/responses/{response_id}", Rule.GENERATES
-    CANCEL_RESPONSE = "POST", "/v1/responses/{response_id}/cancel", Rule.GENERATES
-    RESPONSE_INPUT_ITEMS = "GET", "/v1/responses/{response_id}/input_items", Rule.GENERATES
-    EMBEDDINGS = "POST", "/v1/embeddings", _POOLS
-    COHERE_EMBED = "POST", "/v2/embed", _POOLS
-    CLASSIFY = "POST", "/classify", _POOLS
-    POOLING = "POST", "/pooling", _POOLS
-    SCORE = "POST", "/score", _POOLS
-    SCORE_V1 = "POST", "/v1/score", _POOLS
-    RERANK = "POST", "/rerank", _POOLS
-    RERANK_V1 = "POST", "/v1/rerank", _POOLS
-    RERANK_V2 = "POST", "/v2/rerank", _POOLS
-    INVOCATIONS = "POST", "/invocations", Rule.NONE  # the rules of the endpoint that a request belongs to hold for it
-    TOKENIZE = "POST", "/tokenize", Rule.ADMISSION
-    DETOKENIZE = "POST", "/detokenize", Rule.ADMISSION
-    MODELS = "GET", "/v1/models", Rule.NONE
-    MODEL = "GET", "/v1/models/{model:path}", Rule.NONE
-    HEALTH = "GET", "/health", _PROBE
-    PING = "GET", "/ping", _PROBE
-    POSTED_PING = "POST", "/ping", _PROBE
-    VERSION = "GET", "/version", _PROBE
-    LOAD = "GET", "/load", _PROBE
-    METRICS = "GET", "/metrics", _PROBE
+    `raycore.server.handlers` says what a handler is. The OpenAPI document has the order of this table.
+    """
 
-    TOKENIZER_INFO = "GET", "/tokenizer_info", Rule.SHOWS_TOKENIZER
+    METRICS = "GET", "/metrics", _PROBE, "raycore.server.metrics"
+    COMPLETIONS = "POST", "/v1/completions", _GENERATES | Rule.IN_BATCHES, _OPENAI
+    CHAT_COMPLETIONS = "POST", "/v1/chat/completions", _GENERATES | Rule.IN_BATCHES, _OPENAI
+    BATCHED_CHAT_COMPLETIONS = "POST", "/v1/chat/completions/batch", _GENERATES, _OPENAI
+    MESSAGES = "POST", "/v1/messages", _GENERATES, _MESSAGES
+    RENDER_MESSAGES = "POST", "/v1/messages/render", _PREPARES, _MESSAGES
+    TOKENS_OF_MESSAGES = "POST", "/v1/messages/count_tokens", _PREPARES, _MESSAGES
+    GENERATE = "POST", "/inference/v1/generate", _GENERATES, _TOKEN_API
+    ABORT_GENERATIONS = "POST", "/inference/v1/abort_requests", Rule.GENERATES, _TOKEN_API
+    RENDER_CHAT = "POST", "/v1/chat/completions/render", _PREPARES, _TOKEN_API
+    RENDER_COMPLETION = "POST", "/v1/completions/render", _PREPARES, _TOKEN_API
+    DERENDER_CHAT_TOKENS = "POST", "/v1/chat/completions/derender", _PREPARES, _TOKEN_API
+    DERENDER_COMPLETION_TOKENS = "POST", "/v1/completions/derender", _PREPARES, _TOKEN_API
+    CREATE_RESPONSE = "POST", "/v1/responses", _GENERATES | Rule.IN_BATCHES, _RESPONSES
+    RETRIEVE_RESPONSE = "GET", "/v1/responses/{response_id}", Rule.GENERATES, _RESPONSES
+    DELETE_RESPONSE = "DELETE", "/v1/responses/{response_id}", Rule.GENERATES, _RESPONSES
+    CANCEL_RESPONSE = "POST", "/v1/responses/{response_id}/cancel", Rule.GENERATES, _RESPONSES
+    LIST_INPUT_ITEMS = "GET", "/v1/responses/{response_id}/input_items", Rule.GENERATES, _RESPONSES
+    EMBEDDINGS = "POST", "/v1/embeddings", _POOLS | Rule.EMBEDS, _POOLING
+    COHERE_EMBED = "POST", "/v2/embed", _POOLS | Rule.EMBEDS, "raycore.parts.pooling.server.cohere"
+    CLASSIFY = "POST", "/classify", _POOLS | Rule.CLASSIFIES, _POOLING
+    POOLING = "POST", "/pooling", _POOLS, _POOLING
+    SCORE = "POST", "/score", _POOLS | Rule.SCORES, _SCORES
+    SCORE_V1 = "POST", "/v1/score", _POOLS | Rule.SCORES, _SCORES
+    RERANK = "POST", "/rerank", _POOLS | Rule.SCORES, _SCORES
+    RERANK_V1 = "POST", "/v1/rerank", _POOLS | Rule.SCORES, _SCORES
+    RERANK_V2 = "POST", "/v2/rerank", _POOLS | Rule.SCORES, _SCORES
+    INVOCATIONS = "POST", "/invocations", Rule.NONE, "raycore.server.invocations"
+    TOKENIZE = "POST", "/tokenize", Rule.ADMISSION, _TOKENS
+    TOKENIZER_INFO = "GET", "/tokenizer_info", Rule.SHOWS_TOKENIZER, _TOKENS
+    DETOKENIZE = "POST", "/detokenize", Rule.ADMISSION, _TOKENS
+    LIST_MODELS = "GET", "/v1/models", Rule.NONE, _INFORMATION
+    MODEL = "GET", "/v1/models/{model:path}", Rule.NONE, _INFORMATION
+    HEALTH = "GET", "/health", _PROBE, _INFORMATION
+    PING = "GET", "/ping", _PROBE, _INFORMATION
+    POSTED_PING = "POST", "/ping", _PROBE, _INFORMATION
+    SHOW_VERSION = "GET", "/version", _PROBE, _INFORMATION
+    LOAD = "GET", "/load", _PROBE, _INFORMATION
 
-    SERVER_INFO = "GET", "/server_info", Rule.CONTROLS
-    ABORT_REQUESTS = "POST", "/abort_requests", Rule.CONTROLS
-    COLLECTIVE_RPC = "POST", "/collective_rpc", Rule.CONTROLS
-    SCALE_ELASTIC_EP = "POST", "/scale_elastic_ep", Rule.CONTROLS
-    IS_SCALING_ELASTIC_EP = "POST", "/is_scaling_elastic_ep", Rule.CONTROLS
-    PAUSE = "POST", "/pause", Rule.CONTROLS
-    RESUME = "POST", "/resume", Rule.CONTROLS
-    IS_PAUSED = "GET", "/is_paused", Rule.CONTROLS
-    SLEEP = "POST", "/sleep", Rule.CONTROLS
-    WAKE_UP = "POST", "/wake_up", Rule.CONTROLS
-    IS_SLEEPING = "GET", "/is_sleeping", Rule.CONTROLS
-    RESET_PREFIX_CACHE = "POST", "/reset_prefix_cache", Rule.CONTROLS
-    RESET_MM_CACHE = "POST", "/reset_mm_cache", Rule.CONTROLS
-    RESET_ENCODER_CACHE = "POST", "/reset_encoder_cache", Rule.CONTROLS
-    INIT_WEIGHT_TRANSFER = "POST", "/init_weight_transfer_engine", Rule.CONTROLS
-    SHUTDOWN_WEIGHT_TRANSFER = "POST", "/shutdown_weight_transfer_engine", Rule.CONTROLS
-    START_WEIGHT_UPDATE = "POST", "/start_weight_update", Rule.CONTROLS
-    START_DRAFT_WEIGHT_UPDATE = "POST", "/start_draft_weight_update", Rule.CONTROLS
-    UPDATE_WEIGHTS = "POST", "/update_weights", Rule.CONTROLS
-    FINISH_WEIGHT_UPDATE = "POST", "/finish_weight_update", Rule.CONTROLS
-    CANCEL_WEIGHT_UPDATE = "POST", "/cancel_weight_update", Rule.CONTROLS
-    RELOAD_WEIGHTS = "POST", "/reload_weights", Rule.CONTROLS
-    UPDATE_WEIGHT_VERSION = "POST", "/update_weight_version", Rule.CONTROLS
-    WEIGHT_INFO = "GET", "/weight_info", Rule.CONTROLS
-    GET_WORLD_SIZE = "GET", "/get_world_size", Rule.CONTROLS
-    START_PROFILE = "POST", "/start_profile", Rule.CONTROLS
-    STOP_PROFILE = "POST", "/stop_profile", Rule.CONTROLS
-    LOAD_LORA_ADAPTER = "POST", "/v1/load_lora_adapter", Rule.CONTROLS
-    UNLOAD_LORA_ADAPTER = "POST", "/v1/unload_lora_adapter", Rule.CONTROLS
+    PAUSE = "POST", "/pause", Rule.CONTROLS, _ADMIN
+    RESUME = "POST", "/resume", Rule.CONTROLS, _ADMIN
+    IS_PAUSED = "GET", "/is_paused", Rule.CONTROLS, _ADMIN
+    SLEEP = "POST", "/sleep", Rule.CONTROLS, _ADMIN
+    WAKE_UP = "POST", "/wake_up", Rule.CONTROLS, _ADMIN
+    IS_SLEEPING = "GET", "/is_sleeping", Rule.CONTROLS, _ADMIN
+    RESET_PREFIX_CACHE = "POST", "/reset_prefix_cache", Rule.CONTROLS, _ADMIN
+    RESET_MM_CACHE = "POST", "/reset_mm_cache", Rule.CONTROLS, _ADMIN
+    RESET_ENCODER_CACHE = "POST", "/reset_encoder_cache", Rule.CONTROLS, _ADMIN
+    START_PROFILE = "POST", "/start_profile", Rule.CONTROLS, _ADMIN
+    STOP_PROFILE = "POST", "/stop_profile", Rule.CONTROLS, _ADMIN
+    SERVER_INFO = "GET", "/server_info", Rule.CONTROLS, _ADMIN
+    ABORT_REQUESTS = "POST", "/abort_requests", Rule.CONTROLS, _ADMIN
+    COLLECTIVE_RPC = "POST", "/collective_rpc", Rule.CONTROLS, _ADMIN
+    SCALE_ELASTIC_EP = "POST", "/scale_elastic_ep", Rule.CONTROLS, _ADMIN
+    IS_SCALING_ELASTIC_EP = "POST", "/is_scaling_elastic_ep", Rule.CONTROLS, _ADMIN
+    INIT_WEIGHT_TRANSFER_ENGINE = "POST", "/init_weight_transfer_engine", Rule.CONTROLS, _WEIGHTS
+    SHUTDOWN_WEIGHT_TRANSFER_ENGINE = "POST", "/shutdown_weight_transfer_engine", Rule.CONTROLS, _WEIGHTS
+    START_WEIGHT_UPDATE = "POST", "/start_weight_update", Rule.CONTROLS, _WEIGHTS
+    START_DRAFT_WEIGHT_UPDATE = "POST", "/start_draft_weight_update", Rule.CONTROLS, _WEIGHTS
+    UPDATE_WEIGHTS = "POST", "/update_weights", Rule.CONTROLS, _WEIGHTS
+    FINISH_WEIGHT_UPDATE = "POST", "/finish_weight_update", Rule.CONTROLS, _WEIGHTS
+    CANCEL_WEIGHT_UPDATE = "POST", "/cancel_weight_update", Rule.CONTROLS, _WEIGHTS
+    RELOAD_WEIGHTS = "POST", "/reload_weights", Rule.CONTROLS, _WEIGHTS
+    UPDATE_WEIGHT_VERSION = "POST", "/update_weight_version", Rule.CONTROLS, _WEIGHTS
+    WEIGHT_INFO = "GET", "/weight_info", Rule.CONTROLS, _WEIGHTS
+    GET_WORLD_SIZE = "GET", "/get_world_size", Rule.CONTROLS, _WEIGHTS
+    LOAD_LORA_ADAPTER = "POST", "/v1/load_lora_adapter", _CHANGES_ADAPTERS, _ADMIN
+    UNLOAD_LORA_ADAPTER = "POST", "/v1/unload_lora_adapter", _CHANGES_ADAPTERS, _ADMIN
 
-    def __init__(self, method: str, path: str, rules: Rule) -> None:
+    def __init__(self, method: str, path: str, rules: Rule, module: str) -> None:
         self.method = method
         self.path = path
         self.rules = rules
-
-    def route(self, app: FastAPI, **described: Any) -> Callable[[_Handler], _Handler]:
-        """A decorator that makes a function the endpoint's handler in `app`. `described`: as for FastAPI's own.
-
-        What has GET has HEAD: load balancers and `wget --spider` ask with it. The HTTP server leaves the body out.
-        """
-        add = app.api_route(self.path, methods=[self.method], **described)
-        if self.method != "GET":
-            return add
-        described["include_in_schema"] = False
-        add_head = app.api_route(self.path, methods=["HEAD"], **described)
-        return lambda handler: add_head(add(handler))
+        self.module = module
 
 
 def path_of(scope: Scope) -> str:

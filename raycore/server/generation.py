@@ -3,162 +3,75 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import msgspec
 
 from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
-from raycore.client.inputs import ParsedPrompt, Prompt, PromptImages
+from raycore.client.inputs import ParsedPrompt
 from raycore.client.updates import Streaming
-from raycore.client.watchers import Watcher
-from raycore.config import EngineConfig
-from raycore.control.calls import AsyncCalls
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
-from raycore.messages import Feature, FeatureData
-from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, RequestOutput, SampleLogprobs, WeightVersionSpan
 from raycore.parts.constraints.server import named
-from raycore.parts.pooling.models.pooling import PoolingSpec
-from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.beams import beam_params
 from raycore.server.positions import OutputPieces
-from raycore.server.protocol import SamplingRequest
-from raycore.text.tokenizer import Tokenizer
+from raycore.server.protocol import Routed, SamplingRequest
+from raycore.server.service import Context
+from raycore.server.serving_engine import ServingEngine
 
 T = TypeVar("T")
 
 
-class ServingEngine(AsyncCalls, Protocol):
-    """The engine interface that the server uses; `AsyncLLM` implements it."""
-
-    def ask(self, asks: Sequence[Ask]) -> AsyncGenerator[Any, None]:
-        """Run requests, and yield their outputs: see `Streams.ask`. All prompts come this way.
-
-        Outputs of a request that generates are cumulative, and the last one is finished.
-        """
-        ...
-
-    def watch(self, watcher: Watcher) -> None:
-        """Have somebody see the requests that come from now on."""
-        ...
-
-    def check(
-        self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
-    ) -> None:
-        """Raise InvalidRequest if the request could never run, even on an idle engine. Thread-safe."""
-        ...
-
-    @property
-    def pooling_spec(self) -> PoolingSpec | None:
-        """What the model pools, and how; None if it generates."""
-        ...
-
-    @property
-    def named_prompts(self) -> Mapping[str, str]:
-        """What the checkpoint wants before texts, by name, such as `query`. Empty: it says nothing of that."""
-        ...
-
-    def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams) -> None:
-        """Raise InvalidRequest if the request could never run, even on an idle engine. Thread-safe."""
-        ...
-
-    def get_tokenizer(self) -> Tokenizer: ...
-
-    @property
-    def config(self) -> EngineConfig:
-        """The engine's configuration."""
-        ...
-
-    async def abort_requests(self, request_ids: Sequence[str] | None) -> int:
-        """Abort requests of all API servers. None: all of them. Returns how many of the engine's there were.
-
-        Ids are those of the engine's requests, or of responses, whose prompts are requests of their own.
-        """
-        ...
-
-    @property
-    def images(self) -> PromptImages:
-        """Makes prompts with images."""
-        ...
-
-    @property
-    def default_sampling_params(self) -> dict[str, Any]:
-        """The sampling parameters that the checkpoint sets, for those that a request doesn't set."""
-        ...
-
-    @property
-    def max_http_logprobs(self) -> int:
-        """Maximum number of log probabilities per token that an HTTP request may ask for. -1: no maximum."""
-        ...
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens of a request's prompt and output together."""
-        ...
-
-    @property
-    def unavailable_reason(self) -> str | None:
-        """Why the engine refuses requests; None if it accepts them."""
-        ...
-
-    def read_metrics(self) -> MetricsView:
-        """The engine's current metrics."""
-        ...
-
-
 @dataclass(frozen=True)
 class Job:
-    """One prompt of a request, with all that the engine needs to run it."""
+    """One prompt of a request that generates, and what the response needs to know of it."""
 
-    token_ids: list[int]
+    ask: Ask
+    """What the engine runs. Its prompt is parsed."""
     params: SamplingParams
-    request_id: str
-    priority: int = 0
+    """Those of `ask`. Of a beam search, how many sequences there are, and what is shown of them."""
     constraint_param: str = "structured_outputs"
     """The request's field that set `params.structured_outputs`. Errors name this field."""
-    cache_salt: str | None = None
-    data_parallel_rank: int | None = None
-    """The rank that runs the prompt; None: any rank."""
-    lora: LoRARequest | None = None
-    """The adapter that the request uses."""
-    features: Sequence[Feature] = ()
-    """Where images or embeddings are in the prompt."""
-    feature_data: Sequence[FeatureData] = ()
-    """What these are encoded from."""
-    has_unknown_tokens: bool = False
-    """Whether the prompt is given as embeddings."""
-    beams: BeamSearchParams | None = None
-    """The request asks for the best sequences of a beam search. None: it doesn't."""
     tells_tokens: bool = True
-    """Whether a streamed response tells more of the tokens than their text."""
+    """Whether streamed chunks carry token ids or log probabilities."""
 
     @staticmethod
     def of(
-        request: SamplingRequest,
-        token_ids: list[int],
+        context: Context,
+        request: Routed,
+        prompt: ParsedPrompt,
         params: SamplingParams,
         request_id: str,
-        max_model_len: int,
-        constraint_param: str = "structured_outputs",
         lora: LoRARequest | None = None,
+        constraint_param: str = "structured_outputs",
     ) -> Job:
-        """The job for one of a request's prompts."""
-        return Job(
-            token_ids,
-            params,
-            request_id,
-            request.priority,
-            constraint_param,
-            request.cache_salt,
-            request.data_parallel_rank,
-            lora,
-            beams=beam_params(request, params, constraint_param, max_model_len),
-            tells_tokens=request.return_token_ids or params.num_logprobs is not None,
-        )
+        """The job for one of a request's prompts. `params` has the request's sampling parameters."""
+        rank, asked, tells_tokens = context.data_parallel_rank, params, True
+        if isinstance(request, SamplingRequest):
+            asked = beam_params(request, params, constraint_param, context.engine.max_model_len) or params
+            tells_tokens = request.return_token_ids or params.num_logprobs is not None
+        prompt = replace(prompt, cache_salt=request.cache_salt)
+        ask = Ask(prompt, asked, request_id, request.priority, data_parallel_rank=rank, lora=lora)
+        return Job(ask, params, constraint_param, tells_tokens)
+
+    @property
+    def prompt(self) -> ParsedPrompt:
+        return self.ask.parsed
+
+    @property
+    def request_id(self) -> str:
+        return self.ask.request_id
+
+    def with_params(self, params: SamplingParams, constraint_param: str) -> Job:
+        """The same job with other parameters; it isn't a beam search."""
+        ask = msgspec.structs.replace(self.ask, params=params)
+        return replace(self, ask=ask, params=params, constraint_param=constraint_param)
 
 
 async def run(engine: ServingEngine, jobs: Sequence[Job]) -> list[RequestOutput]:
@@ -284,29 +197,14 @@ async def _last(engine: ServingEngine, job: Job) -> RequestOutput:
     async with aclosing(_outputs(engine, job, stream=False)) as outputs:
         last = await anext(outputs)
     assert last.finished
-    if job.beams is not None and job.params.logprobs is None:
+    if isinstance(job.ask.params, BeamSearchParams) and job.params.logprobs is None:
         for sequence in last.outputs:
             sequence.logprobs = None
     return last
 
 
-def _prompt(job: Job) -> Prompt | ParsedPrompt:
-    if not job.features:
-        return {"prompt_token_ids": job.token_ids, "cache_salt": job.cache_salt}
-    return ParsedPrompt(
-        None,
-        job.token_ids,
-        job.cache_salt,
-        features=job.features,
-        feature_data=job.feature_data,
-        has_unknown_tokens=job.has_unknown_tokens,
-    )
-
-
 def _outputs(engine: ServingEngine, job: Job, *, stream: Streaming) -> AsyncGenerator[RequestOutput, None]:
-    params = job.params if job.beams is None else job.beams
-    ask = Ask(_prompt(job), params, job.request_id, job.priority, stream, job.data_parallel_rank, job.lora)
-    outputs = engine.ask([ask])
+    outputs = engine.ask([msgspec.structs.replace(job.ask, stream=stream)])
     return outputs if job.params.structured_outputs is None else _naming_constraint(outputs, job.constraint_param)
 
 

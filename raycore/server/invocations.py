@@ -5,21 +5,20 @@ from __future__ import annotations
 from typing import Any, cast
 
 import msgspec
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.server.batch.files import NOT_JSON
-from raycore.server.endpoints import Endpoint
+from raycore.server.endpoints import Endpoint, path_of
 from raycore.server.errors import APIError
-from raycore.server.middleware import path_of
-from raycore.server.openapi.document import responses
+from raycore.server.handlers import answers
 from raycore.server.refusals import is_served
+from raycore.server.service import Context
 
-_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+_OBJECT = {"schema": {"type": "object"}}
 
 _FIELDS: tuple[tuple[Endpoint, frozenset[str]], ...] = (
-    (Endpoint.CHAT, frozenset({"messages"})),
+    (Endpoint.CHAT_COMPLETIONS, frozenset({"messages"})),
     (Endpoint.COMPLETIONS, frozenset({"prompt"})),
     (Endpoint.RERANK, frozenset({"query", "documents"})),
     (Endpoint.SCORE, frozenset({"text_1", "text_2"})),
@@ -71,14 +70,9 @@ class Invocations:
         return next((each for each, names in _FIELDS if names <= given and is_served(each, self._spec)), None)
 
 
-def add_invocations(app: FastAPI, spec: PoolingSpec | None) -> None:
-    """Add the path, for requests that belong to none of the model's endpoints."""
-    served = [(each, names) for each, names in _FIELDS if is_served(each, spec)]
-    described = responses(None, *_ERRORS, streams=True)
-    described[200]["content"]["application/json"] = {"schema": {"type": "object"}}
+@answers(None, errors=(400, 404, 429, 500, 503), streams=True, content={"application/json": _OBJECT})
+async def invocations(context: Context, body: dict[str, Any]) -> None:
+    """Run a request to any of the model's endpoints, which its fields choose. For SageMaker."""
+    served = [(each, names) for each, names in _FIELDS if is_served(each, context.engine.pooling_spec)]
     expected = "; ".join(f"{' and '.join(sorted(names))} for {each.path}" for each, names in served)
-
-    @Endpoint.INVOCATIONS.route(app, responses=described)
-    async def invocations(body: dict[str, Any]) -> None:
-        """Run a request to any of the model's endpoints, which its fields choose. For SageMaker."""
-        raise APIError(400, f"the fields don't say which endpoint is meant: {expected}")
+    raise APIError(400, f"the fields don't say which endpoint is meant: {expected}")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raycore.server.errors import APIError
-from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import SamplingRequest
+from raycore.server.serving_engine import ServingEngine
 
 
 def encode_prompt(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
-from fastapi import FastAPI, Request
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
@@ -14,9 +13,10 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.metrics.prometheus import EngineCollector
-from raycore.server.endpoints import Endpoint, Rule, path_of, paths_with
-from raycore.server.generation import ServingEngine
+from raycore.server.endpoints import Rule, path_of, paths_with
+from raycore.server.handlers import answers
 from raycore.server.http_counts import HttpCollector, HttpCounts
+from raycore.server.service import Context, Service
 
 _SILENT_PATHS = frozenset(paths_with(Rule.NOT_COUNTED))
 
@@ -27,27 +27,28 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 """
 
 
-def add_metrics(app: FastAPI, engine: ServingEngine, model_name: str) -> None:
-    """Count the app's requests, including refused ones, and add `/metrics`. Call this after adding other middleware.
+class Metrics:
+    """What `/metrics` shows. If several API servers share a port, `all_http_counts` is set to the sum of their counts.
 
-    `state.http_counts` are the app's own counts. If several API servers share a port, `state.all_http_counts` is set to
-    the sum of their counts. `/metrics` then shows that sum, and no metrics of the process, which can't be summed.
+    It then shows that sum, and no metrics of the process, which can't be summed.
     """
-    state = app.state
-    state.http_counts, state.all_http_counts = HttpCounts(), None
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(EngineCollector(lambda: engine.read_metrics(), model_name))
-    registry.register(HttpCollector(lambda: state.all_http_counts or state.http_counts))
-    registry.register(_OwnProcess(lambda: state.all_http_counts is None))
-    app.add_middleware(HttpMetrics, counts=state.http_counts)
 
-    @Endpoint.METRICS.route(app, response_class=PlainTextResponse)
-    def metrics(request: Request) -> Response:  # not async: its milliseconds would delay streams on the event loop
-        """Metrics for Prometheus."""
-        # prometheus_client otherwise writes vllm_… for vllm:… in OpenMetrics, which is what Prometheus asks for
-        accept = request.headers.get("accept", "").replace(_OPEN_METRICS, f"{_OPEN_METRICS};escaping=allow-utf-8")
-        encode, content_type = choose_encoder(accept)
-        return Response(encode(registry), media_type=content_type)
+    def __init__(self, service: Service) -> None:
+        self.all_http_counts: HttpCounts | None = None
+        self.registry = CollectorRegistry(auto_describe=False)
+        names = service.options.served_model_names
+        self.registry.register(EngineCollector(lambda: service.engine.read_metrics(), names[0]))
+        self.registry.register(HttpCollector(lambda: self.all_http_counts or service.http_counts))
+        self.registry.register(_OwnProcess(lambda: self.all_http_counts is None))
+
+
+@answers(PlainTextResponse)
+def metrics(context: Context) -> Response:  # not async: its milliseconds would delay streams on the event loop
+    """Metrics for Prometheus."""
+    # prometheus_client otherwise writes vllm_… for vllm:… in OpenMetrics, which is what Prometheus asks for
+    accept = context.http.headers.get("accept", "").replace(_OPEN_METRICS, f"{_OPEN_METRICS};escaping=allow-utf-8")
+    encode, content_type = choose_encoder(accept)
+    return Response(encode(context.service.own(Metrics).registry), media_type=content_type)
 
 
 class _OwnProcess(Collector):

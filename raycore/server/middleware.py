@@ -14,10 +14,10 @@ from raycore.server.body_encodings import as_json, too_large
 from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.error_bodies import error_body
 from raycore.server.errors import APIError
-from raycore.server.generation import ServingEngine
 from raycore.server.ignored_fields import HEADER, log_ignored, noting
 from raycore.server.options import ServerOptions
 from raycore.server.request_ids import add_headers
+from raycore.server.service import Service
 from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON
 
 _BLANKS = " \t"
@@ -143,24 +143,15 @@ class NoteIgnoredFields:
                 log_ignored(scope["path"], fields)
 
 
-class RequestsInProgress:
-    """How many of the requests that `Admission` counts are in progress in this process."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
 class Admission:
     """Refuses requests to the model or its tokenizer while the engine accepts no requests, or while too many of these
     requests are in progress."""
 
-    def __init__(
-        self, app: ASGIApp, engine: ServingEngine, options: ServerOptions, in_progress: RequestsInProgress
-    ) -> None:
+    def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app = app
-        self._engine = engine
-        self._max_streams = options.max_streams
-        self._in_progress = in_progress
+        self._engine = service.engine
+        self._max_streams = service.options.max_streams
+        self._in_progress = service.in_progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or path_of(scope) not in _ADMISSION_PATHS:

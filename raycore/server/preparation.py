@@ -1,9 +1,8 @@
-"""Turns request bodies into runnable requests, for the HTTP server and for batches."""
+"""Handles request bodies: short ones on the event loop, longer ones on threads, so that they delay no streams."""
 
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -13,18 +12,6 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
 
-from raycore.server.chat.batched import BatchedChats
-from raycore.server.chat.chat import Chat
-from raycore.server.completions import Completion
-from raycore.server.generation import ServingEngine
-from raycore.server.models import Models
-from raycore.server.options import ServerOptions
-from raycore.server.protocol import (
-    BatchChatCompletionRequest,
-    ChatCompletionRequest,
-    CompletionRequest,
-    SamplingRequest,
-)
 from raycore.server.streaming import unless_client_leaves
 
 T = TypeVar("T")
@@ -93,26 +80,3 @@ async def off_loop(num_bytes: int, work: Callable[..., T], *args: Any, executor:
     if num_bytes <= _SHORT_BYTES:
         return work(*args)
     return await asyncio.to_thread(work, *args)
-
-
-def prepare_completion(
-    engine: ServingEngine, body: CompletionRequest, options: ServerOptions, models: Models
-) -> Completion:
-    """Check and prepare a completion request. Raises APIError if the request is invalid."""
-    return Completion.prepare(engine, body, options, models.find(body.model), _new_id("cmpl", body))
-
-
-def prepare_chat(engine: ServingEngine, body: ChatCompletionRequest, options: ServerOptions, models: Models) -> Chat:
-    """Check and prepare a chat completion request. Raises APIError if the request is invalid."""
-    return Chat.prepare(engine, body, options, models.find(body.model), _new_id("chatcmpl", body))
-
-
-def prepare_batched_chats(
-    engine: ServingEngine, body: BatchChatCompletionRequest, options: ServerOptions, models: Models
-) -> BatchedChats:
-    """Check and prepare a request with several conversations. Raises APIError if the request is invalid."""
-    return BatchedChats.prepare(engine, body, options, models.find(body.model), _new_id("chatcmpl", body))
-
-
-def _new_id(prefix: str, body: SamplingRequest) -> str:
-    return f"{prefix}-{body.request_id or uuid.uuid4().hex}"

@@ -147,17 +147,6 @@ class Routed(Fields):
     cache_salt: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
     """The request shares cached prefixes only with requests that have the same salt."""
 
-    _data_parallel_rank: int | None = None
-
-    @property
-    def data_parallel_rank(self) -> int | None:
-        """The rank that runs the request, if the request's header chose one; otherwise None."""
-        return self._data_parallel_rank
-
-    def send_to(self, data_parallel_rank: int | None) -> None:
-        """Set the rank that runs the request; None: any rank."""
-        self._data_parallel_rank = data_parallel_rank
-
 
 class StreamOptions(Fields):
     within = "stream_options."

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
-
-from fastapi import FastAPI
-from starlette.requests import Request
-from starlette.routing import Route
-
 from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.server.endpoints import Endpoint, Rule, endpoints_with
 from raycore.server.errors import APIError
-from raycore.server.options import ServerOptions
+from raycore.server.service import Service
 
-_NEEDED: dict[Endpoint, tuple[str, ...]] = {
-    Endpoint.EMBEDDINGS: ("embed",),
-    Endpoint.COHERE_EMBED: ("embed",),
-    Endpoint.CLASSIFY: ("classify",),
-    **dict.fromkeys(
-        (Endpoint.SCORE, Endpoint.SCORE_V1, Endpoint.RERANK, Endpoint.RERANK_V1, Endpoint.RERANK_V2),
-        ("score", "embed", "token_embed"),
-    ),
+_NEEDED = {
+    Rule.EMBEDS: ("embed",),
+    Rule.CLASSIFIES: ("classify",),
+    Rule.SCORES: ("score", "embed", "token_embed"),
 }
-"""The tasks that an endpoint needs one of. /pooling serves any of them."""
+"""The tasks that an endpoint needs one of by its rule. /pooling serves any of them."""
 
 _FLAGS = {
     Rule.CONTROLS: ("enable_admin_endpoints", "--enable-admin-endpoints --api-key KEY"),
@@ -36,8 +26,8 @@ def is_served(endpoint: Endpoint, spec: PoolingSpec | None) -> bool:
     if Rule.GENERATES in endpoint.rules:
         return spec is None
     if Rule.POOLS in endpoint.rules:
-        needed = _NEEDED.get(endpoint)
-        return spec is not None and (needed is None or not set(needed).isdisjoint(spec.tasks))
+        needed = (tasks for rule, tasks in _NEEDED.items() if rule in endpoint.rules)
+        return spec is not None and not any(set(tasks).isdisjoint(spec.tasks) for tasks in needed)
     return True
 
 
@@ -55,33 +45,26 @@ def not_served(endpoint: Endpoint, spec: PoolingSpec | None) -> APIError:
     return _error(endpoint.path, f"{has}: {advice}")
 
 
-def refuse_others(app: FastAPI, spec: PoolingSpec | None, options: ServerOptions) -> None:
-    """Add the endpoints that a server hasn't. They answer with the error."""
-    for endpoint in Endpoint:
-        error = not_served(endpoint, spec) if not is_served(endpoint, spec) else _turned_off(endpoint, options)
-        if error is not None:
-            _refuse(app, endpoint.path, endpoint.method, error)
-    if options.http.disable_fastapi_docs:
-        for path in ("/docs", "/openapi.json"):
-            reason = "the server was started with --disable-fastapi-docs"
-            _refuse(app, path, "GET", _error(path, reason))
+def refusal(endpoint: Endpoint, service: Service) -> APIError | None:
+    """The error for all requests to an endpoint that a server hasn't. None: it has it."""
+    spec = service.engine.pooling_spec
+    return not_served(endpoint, spec) if not is_served(endpoint, spec) else _turned_off(endpoint, service)
 
 
-def _turned_off(endpoint: Endpoint, options: ServerOptions) -> APIError | None:
+def no_documents(path: str) -> APIError:
+    """The error for requests to the pages that describe the server, if it hasn't got them."""
+    return _error(path, "the server was started with --disable-fastapi-docs")
+
+
+def _turned_off(endpoint: Endpoint, service: Service) -> APIError | None:
     """The error for a request to an endpoint that the options leave out; None: they don't."""
     for rule, (option, flags) in _FLAGS.items():
-        if rule in endpoint.rules and not getattr(options, option):
+        if rule in endpoint.rules and not getattr(service.options, option):
             return _error(endpoint.path, f"{option} is off. Start the server with {flags}")
+    if Rule.CHANGES_ADAPTERS in endpoint.rules and service.adapters is None:
+        return _error(endpoint.path, "build_app() was called without `adapters`")
     return None
 
 
 def _error(path: str, reason: str) -> APIError:
     return APIError(404, f"{path} isn't served: {reason}", code="unsupported_endpoint")
-
-
-def _refuse(app: FastAPI, path: str, method: str, error: APIError) -> None:
-    async def refused(_: Request) -> NoReturn:
-        raise error.with_traceback(None)
-
-    # a route of FastAPI's own would have it look for parameters: for all of these, a fifth of an application's start
-    app.router.routes.append(Route(path, refused, methods=[method], include_in_schema=False))

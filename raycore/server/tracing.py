@@ -40,9 +40,9 @@ from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.app import build_app
 from raycore.server.endpoints import Rule, path_of, paths_with
-from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
 from raycore.server.responses.store import ResponseStore
+from raycore.server.serving_engine import ServingEngine
 
 _TRACED_PATHS = frozenset(paths_with(Rule.TRACED))
 

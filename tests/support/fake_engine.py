@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from raycore.activity import PauseMode
 from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
-from raycore.client.inputs import OnlyText, PromptImages, parse_prompts
+from raycore.client.inputs import OnlyText, ParsedPrompt, PromptImages, parse_prompts
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.watchers import Watcher, Watchers
 from raycore.config import EngineConfig, resolve
@@ -33,7 +33,7 @@ from raycore.control.calls import AsyncCalls
 from raycore.demo import demo_model_path
 from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest
 from raycore.lora.request import LoRARequest
-from raycore.messages import Feature, FinishedRequest, OutputBatch, TokenLogprobs
+from raycore.messages import FinishedRequest, OutputBatch, TokenLogprobs
 from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, Logprob, PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
@@ -195,10 +195,12 @@ class FakeEngine(AsyncCalls):
     def _remove_lora(self, lora_id: int) -> bool:
         return True
 
-    def check(
-        self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
-    ) -> None:
-        self._limits.check(prompt_token_ids, sampling_params, features=features)
+    def check(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> None:
+        if isinstance(params, PoolingParams):
+            assert self.pooling_spec is not None
+            self._limits.check(prompt.token_ids, PLACEHOLDER, resolved(params, None, self.pooling_spec))
+        else:
+            self._limits.check(prompt.token_ids, params, features=prompt.features)
 
     def watch(self, watcher: Watcher) -> None:
         self._watchers.add(watcher)
@@ -232,10 +234,6 @@ class FakeEngine(AsyncCalls):
                 CompletionOutput(index, text, ids, -float(index), logprobs, finish_reason="stop", stop_reason=2)
             )
         yield RequestOutput(ask.request_id, None, ask.parsed.token_ids, outputs=outputs, finished=True)
-
-    def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams) -> None:
-        assert self.pooling_spec is not None
-        self._limits.check(prompt_token_ids, PLACEHOLDER, resolved(pooling_params, None, self.pooling_spec))
 
     async def _pooled(self, asks: Sequence[Ask], given: PoolingParams) -> AsyncGenerator[Any, None]:
         assert self.pooling_spec is not None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from raycore.client.inputs import PromptImages
-from raycore.messages import Feature, FeatureData
+from raycore.client.inputs import ParsedPrompt, PromptImages
 from raycore.server.protocol import Message
 from raycore.text.media_parts import MediaPart
 
@@ -25,7 +24,7 @@ def has_images(messages: Iterable[Message] | None) -> bool:
 
 def with_images(
     images: PromptImages, text: str, parts: Sequence[MediaPart], fields: dict[str, Any], *, adds_special_tokens: bool
-) -> tuple[list[int], list[Feature], list[FeatureData]]:
+) -> ParsedPrompt:
     """Tokenize a conversation with images.
 
     Args:
@@ -36,4 +35,5 @@ def with_images(
         InvalidRequest: an image is unusable, or the model takes only texts.
     """
     given = {"multi_modal_data": {"image": list(parts)}, **fields}
-    return images.complete("messages", text, given, adds_special_tokens=adds_special_tokens)
+    token_ids, features, data = images.complete("messages", text, given, adds_special_tokens=adds_special_tokens)
+    return ParsedPrompt(None, token_ids, features=features, feature_data=data)

@@ -5,14 +5,10 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AbstractContextManager
+from typing import Any
 
-from fastapi import FastAPI
-from starlette.responses import Response
-
-from raycore.server.endpoints import Endpoint
-from raycore.server.generation import ServingEngine
+from raycore.server.handlers import answers
 from raycore.server.http_counts import WEIGHT_UPDATE
-from raycore.server.openapi.document import responses
 from raycore.server.openapi.response_models import Renamed, Told, WeightInfo, WorldSize
 from raycore.server.protocol import (
     FinishWeightUpdateRequest,
@@ -21,88 +17,93 @@ from raycore.server.protocol import (
     UpdateWeightsRequest,
     UpdateWeightVersionRequest,
 )
-from raycore.server.streaming import JSON
-
-_ERRORS = (400, 401, 500, 503)
-_BODY_ERRORS = (408, 413, *_ERRORS)
+from raycore.server.service import Context
 
 
-def add_weight_endpoints(app: FastAPI, engine: ServingEngine) -> None:
-    """Add the paths to the application."""
+def _counted(context: Context, operation: str) -> AbstractContextManager[None]:
+    return context.service.http_counts.operation(WEIGHT_UPDATE, operation)
 
-    def counted(operation: str) -> AbstractContextManager[None]:
-        return app.state.http_counts.operation(WEIGHT_UPDATE, operation)
 
-    @Endpoint.INIT_WEIGHT_TRANSFER.route(app, responses=responses(Told, *_BODY_ERRORS))
-    async def init_weight_transfer_engine(body: InitWeightTransferRequest) -> Response:
-        """Have all workers connect to a trainer."""
-        with counted("init"):
-            await engine.init_weight_transfer_engine({"init_info": body.init_info})
-        return JSON({"message": "Weight transfer initialized"})
+@answers(Told)
+async def init_weight_transfer_engine(context: Context, body: InitWeightTransferRequest) -> dict[str, Any]:
+    """Have all workers connect to a trainer."""
+    with _counted(context, "init"):
+        await context.engine.init_weight_transfer_engine({"init_info": body.init_info})
+    return {"message": "Weight transfer initialized"}
 
-    @Endpoint.SHUTDOWN_WEIGHT_TRANSFER.route(app, responses=responses(Told, *_ERRORS))
-    async def shutdown_weight_transfer_engine() -> Response:
-        """Have all workers disconnect from the trainer."""
-        with counted("shutdown"):
-            await engine.shutdown_weight_transfer_engine()
-        return JSON({"message": "Weight transfer shut down"})
 
-    @Endpoint.START_WEIGHT_UPDATE.route(app, responses=responses(Told, *_ERRORS))
-    async def start_weight_update() -> Response:
-        """Begin to change the weights. The engine is paused until the update ends."""
-        with counted("start"):
-            await engine.start_weight_update()
-        return JSON({"message": "Weight update started"})
+@answers(Told)
+async def shutdown_weight_transfer_engine(context: Context) -> dict[str, Any]:
+    """Have all workers disconnect from the trainer."""
+    with _counted(context, "shutdown"):
+        await context.engine.shutdown_weight_transfer_engine()
+    return {"message": "Weight transfer shut down"}
 
-    @Endpoint.START_DRAFT_WEIGHT_UPDATE.route(app, responses=responses(Told, *_ERRORS))
-    async def start_draft_weight_update() -> Response:
-        """Refused: the weights of draft models can't be changed."""
-        with counted("start_draft"):
-            await engine.start_draft_weight_update()
-        return JSON({"message": "Draft weight update started"})
 
-    @Endpoint.UPDATE_WEIGHTS.route(app, responses=responses(Told, *_BODY_ERRORS))
-    async def update_weights(body: UpdateWeightsRequest) -> Response:
-        """Bring tensors to all workers."""
-        with counted("update"):
-            await engine.update_weights({"update_info": body.update_info})
-        return JSON({"message": "Weights updated"})
+@answers(Told)
+async def start_weight_update(context: Context) -> dict[str, Any]:
+    """Begin to change the weights. The engine is paused until the update ends."""
+    with _counted(context, "start"):
+        await context.engine.start_weight_update()
+    return {"message": "Weight update started"}
 
-    @Endpoint.FINISH_WEIGHT_UPDATE.route(app, responses=responses(Told, *_BODY_ERRORS))
-    async def finish_weight_update(body: FinishWeightUpdateRequest | None = None) -> Response:
-        """Apply what has come, and continue."""
-        with counted("finish"):
-            await engine.finish_weight_update(None if body is None else body.weight_version)
-        return JSON({"message": "Weight update finished"})
 
-    @Endpoint.CANCEL_WEIGHT_UPDATE.route(app, responses=responses(Told, *_ERRORS))
-    async def cancel_weight_update() -> Response:
-        """Give up an update, and continue with the weights that were there before."""
-        with counted("cancel"):
-            await engine.cancel_weight_update()
-        return JSON({"message": "Weight update cancelled"})
+@answers(Told)
+async def start_draft_weight_update(context: Context) -> dict[str, Any]:
+    """Refused: the weights of draft models can't be changed."""
+    with _counted(context, "start_draft"):
+        await context.engine.start_draft_weight_update()
+    return {"message": "Draft weight update started"}
 
-    @Endpoint.RELOAD_WEIGHTS.route(app, responses=responses(Told, *_BODY_ERRORS))
-    async def reload_weights(body: ReloadWeightsRequest | None = None) -> Response:
-        """Take the weights of a checkpoint of the same model, in place."""
-        asked = ReloadWeightsRequest() if body is None else body
-        with counted("reload"):
-            await engine.reload_weights(asked.path, asked.weight_version)
-        return JSON({"message": "Weights reloaded"})
 
-    @Endpoint.UPDATE_WEIGHT_VERSION.route(app, responses=responses(Renamed, *_BODY_ERRORS))
-    async def update_weight_version(body: UpdateWeightVersionRequest) -> Response:
-        """Call the weights something else, without changing them."""
-        await engine.update_weight_version(body.new_version)
-        return JSON({"success": True, "new_version": body.new_version})
+@answers(Told)
+async def update_weights(context: Context, body: UpdateWeightsRequest) -> dict[str, Any]:
+    """Bring tensors to all workers."""
+    with _counted(context, "update"):
+        await context.engine.update_weights({"update_info": body.update_info})
+    return {"message": "Weights updated"}
 
-    @Endpoint.WEIGHT_INFO.route(app, responses=responses(WeightInfo, *_ERRORS))
-    async def weight_info() -> Response:
-        """What the weights are called."""
-        return JSON({"weight_version": await engine.get_weight_version()})
 
-    @Endpoint.GET_WORLD_SIZE.route(app, responses=responses(WorldSize, *_ERRORS))
-    async def get_world_size(include_dp: bool = True) -> Response:
-        """The number of workers: of all ranks or, without `include_dp`, of one."""
-        num_ranks = max(1, len((await asyncio.to_thread(engine.read_metrics)).ranks)) if include_dp else 1
-        return JSON({"world_size": engine.config.parallel.world_size * num_ranks})
+@answers(Told)
+async def finish_weight_update(context: Context, body: FinishWeightUpdateRequest | None = None) -> dict[str, Any]:
+    """Apply what has come, and continue."""
+    with _counted(context, "finish"):
+        await context.engine.finish_weight_update(None if body is None else body.weight_version)
+    return {"message": "Weight update finished"}
+
+
+@answers(Told)
+async def cancel_weight_update(context: Context) -> dict[str, Any]:
+    """Give up an update, and continue with the weights that were there before."""
+    with _counted(context, "cancel"):
+        await context.engine.cancel_weight_update()
+    return {"message": "Weight update cancelled"}
+
+
+@answers(Told)
+async def reload_weights(context: Context, body: ReloadWeightsRequest | None = None) -> dict[str, Any]:
+    """Take the weights of a checkpoint of the same model, in place."""
+    asked = ReloadWeightsRequest() if body is None else body
+    with _counted(context, "reload"):
+        await context.engine.reload_weights(asked.path, asked.weight_version)
+    return {"message": "Weights reloaded"}
+
+
+@answers(Renamed)
+async def update_weight_version(context: Context, body: UpdateWeightVersionRequest) -> dict[str, Any]:
+    """Call the weights something else, without changing them."""
+    await context.engine.update_weight_version(body.new_version)
+    return {"success": True, "new_version": body.new_version}
+
+
+@answers(WeightInfo)
+async def weight_info(context: Context) -> dict[str, Any]:
+    """What the weights are called."""
+    return {"weight_version": await context.engine.get_weight_version()}
+
+
+@answers(WorldSize)
+async def get_world_size(context: Context, include_dp: bool = True) -> dict[str, Any]:
+    """The number of workers: of all ranks or, without `include_dp`, of one."""
+    num_ranks = max(1, len((await asyncio.to_thread(context.engine.read_metrics)).ranks)) if include_dp else 1
+    return {"world_size": context.engine.config.parallel.world_size * num_ranks}

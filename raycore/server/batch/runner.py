@@ -14,29 +14,19 @@ from pydantic import ValidationError
 from raycore.errors import EngineDeadError
 from raycore.plain_errors import decode_problem
 from raycore.server.batch.files import NOT_JSON, RequestLine, Response, Result
-from raycore.server.endpoints import Endpoint, Rule, endpoints_with
+from raycore.server.endpoints import Rule, endpoints_with
 from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
-from raycore.server.generation import ServingEngine
+from raycore.server.handlers import Run, handler_of
 from raycore.server.ignored_fields import log_ignored, noting
 from raycore.server.models import Models
 from raycore.server.options import ServerOptions, limited_by
-from raycore.server.preparation import off_loop, prepare_chat, prepare_completion
-from raycore.server.protocol import ChatCompletionRequest, CompletionRequest, Routed
+from raycore.server.preparation import off_loop
 from raycore.server.refusals import is_served, not_served
-from raycore.server.responses.protocol import ResponsesRequest
-from raycore.server.responses.run import prepare_response
+from raycore.server.service import Context, Service
+from raycore.server.serving_engine import ServingEngine
 
 logger = logging.getLogger(__name__)
 
-Prepare = tuple[type[Routed], Callable[..., Any]]
-"""What validates a body, and what makes of it a request with a method `answer()`."""
-
-_GENERATING: dict[Endpoint, Prepare] = {
-    Endpoint.COMPLETIONS: (CompletionRequest, prepare_completion),
-    Endpoint.CHAT: (ChatCompletionRequest, prepare_chat),
-    Endpoint.RESPONSES: (ResponsesRequest, prepare_response),
-}
-assert list(_GENERATING) == endpoints_with(Rule.IN_BATCHES | Rule.GENERATES), "each endpoint in batches is prepared"
 _ENDPOINTS = {endpoint.path: endpoint for endpoint in endpoints_with(Rule.IN_BATCHES)}
 
 
@@ -59,13 +49,12 @@ async def run_lines(
         EngineDeadError: the engine has failed. Lines without a result were not answered.
         Exception: whatever `on_result` raises.
     """
-
-    options = limited_by(options, engine)
+    service = Service(engine, limited_by(options, engine), models)
 
     async def work() -> None:
         while not is_stopping() and (line := next(lines, None)) is not None:
             try:
-                result = await _answer(engine, options, models, line)
+                result = await _answer(service, line)
             except EngineDeadError:
                 if is_stopping():
                     return
@@ -94,7 +83,7 @@ class _Request(msgspec.Struct):
     body: dict[str, Any]
 
 
-async def _answer(engine: ServingEngine, options: ServerOptions, models: Models, line: RequestLine) -> Result | None:
+async def _answer(service: Service, line: RequestLine) -> Result | None:
     """Run a line's request and return the result; None if the request was aborted.
 
     Raises EngineDeadError if the engine has failed or is draining.
@@ -106,8 +95,8 @@ async def _answer(engine: ServingEngine, options: ServerOptions, models: Models,
         failure = {"code": "invalid_line", "message": error.message}
         return Result(f"batch_req_{result_id}", line.custom_id, None, failure)
     try:
-        with noting(options) as ignored:
-            prepared = await off_loop(len(line.text), _prepare, engine, options, models, request)
+        with noting(service.options) as ignored:
+            prepared = await off_loop(len(line.text), _prepare, service, request)
         log_ignored(request.url, ignored)
         body = await prepared.answer()
     except EngineDeadError:
@@ -151,25 +140,18 @@ def _path(url: str) -> str:
     return max((path for path in _ENDPOINTS if whole.endswith(path)), key=len, default=url)
 
 
-def _prepare(engine: ServingEngine, options: ServerOptions, models: Models, request: _Request) -> Any:
-    endpoint = _ENDPOINTS[request.url]
-    if not is_served(endpoint, engine.pooling_spec):
-        raise not_served(endpoint, engine.pooling_spec)
-    kind, prepare = _prepares(endpoint)
+def _prepare(service: Service, request: _Request) -> Run:
+    endpoint, spec = _ENDPOINTS[request.url], service.engine.pooling_spec
+    if not is_served(endpoint, spec):
+        raise not_served(endpoint, spec)
+    handler = handler_of(endpoint)
+    assert handler.body is not None, "each endpoint in batches has a body"
     try:
-        body = kind.model_validate(request.body)
+        body = handler.body.model_validate(request.body)
     except ValidationError as error:
         raise invalid_body(error.errors()) from error
     if getattr(body, "stream", None):
         raise unsupported("stream", "streaming isn't supported in batches")
     if getattr(body, "encoding_format", "float") not in ("float", "base64"):
         raise unsupported("encoding_format", "bytes aren't supported in batches: use float or base64")
-    return prepare(engine, body, options, models)
-
-
-def _prepares(endpoint: Endpoint) -> Prepare:
-    if endpoint in _GENERATING:
-        return _GENERATING[endpoint]
-    from raycore.parts.pooling.server.families import FAMILIES  # only for models that pool
-
-    return FAMILIES[endpoint].body, FAMILIES[endpoint].prepare
+    return (handler.in_batches or handler.work)(Context(service), body)

@@ -7,10 +7,9 @@ from typing import Any
 
 from raycore.server.chat.chat import Chat
 from raycore.server.errors import APIError, unsupported
-from raycore.server.generation import ServingEngine, gathered
-from raycore.server.models import RequestModel
-from raycore.server.options import ServerOptions
+from raycore.server.generation import gathered
 from raycore.server.protocol import BatchChatCompletionRequest, ChatCompletionRequest
+from raycore.server.service import Context
 
 _ONLY: dict[str, tuple[object, ...]] = {
     "n": (None, 1),
@@ -32,25 +31,20 @@ class BatchedChats:
     chats: list[Chat]
 
     @staticmethod
-    def prepare(
-        engine: ServingEngine,
-        request: BatchChatCompletionRequest,
-        options: ServerOptions,
-        model: RequestModel,
-        request_id: str,
-    ) -> BatchedChats:
+    def prepare(context: Context, request: BatchChatCompletionRequest) -> BatchedChats:
         """Check a request and prepare its prompts. Raises APIError if a conversation can't be run."""
+        model, request_id = context.models.find(request.model), context.new_id("chatcmpl", request)
         for name, values in _ONLY.items():
             if getattr(request, name) not in values:
                 raise unsupported(name, "not for several conversations; send a chat of its own for each")
-        if len(request.messages) > options.max_sequences:
-            message = f"messages has {len(request.messages)} conversations; at most {options.max_sequences} are allowed"
+        most = context.options.max_sequences
+        if len(request.messages) > most:
+            message = f"messages has {len(request.messages)} conversations; at most {most} are allowed"
             raise APIError(400, message, param="messages")
         chats: list[Chat] = []
         for number, messages in enumerate(request.messages):
             one: ChatCompletionRequest = request.model_copy(update={"messages": messages})
-            one.send_to(request.data_parallel_rank)
-            chats.append(Chat.prepare(engine, one, options, model, f"{request_id}_{number}"))
+            chats.append(Chat.prepare(context, one, model, f"{request_id}_{number}"))
         return BatchedChats(request_id, chats)
 
     async def answer(self) -> dict[str, Any]:

@@ -12,12 +12,12 @@ from raycore.server.chat.message import MessageRun, TotalsCounter
 from raycore.server.chat.parts import CallBegin, MessageDelta, Part, ReasoningText
 from raycore.server.chat.prompt import as_dicts
 from raycore.server.envelope import Envelope
-from raycore.server.generation import ServingEngine, usage
+from raycore.server.generation import usage
 from raycore.server.logprobs import chat_logprobs, num_shown, prompt_logprobs
 from raycore.server.models import RequestModel
-from raycore.server.options import ServerOptions
 from raycore.server.parsers.tool_calls import Content
 from raycore.server.protocol import ChatCompletionRequest
+from raycore.server.service import Context
 from raycore.text.conversation import content_text
 from raycore.text.media_parts import ImagePlace, take_images
 
@@ -33,17 +33,11 @@ class Chat:
     """The role of the response's messages."""
 
     @staticmethod
-    def prepare(
-        engine: ServingEngine,
-        request: ChatCompletionRequest,
-        options: ServerOptions,
-        model: RequestModel,
-        request_id: str,
-    ) -> Chat:
+    def prepare(context: Context, request: ChatCompletionRequest, model: RequestModel, request_id: str) -> Chat:
         """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
-        message = MessageRun.prepare(engine, request, options, model, request_id)
-        envelope = Envelope.of(request, model.name, request_id, options)
-        role = request.messages[-1].role if request.continue_final_message else options.response_role
+        message = MessageRun.prepare(context, request, model, request_id)
+        envelope = Envelope.of(request, model.name, request_id, context.options)
+        role = request.messages[-1].role if request.continue_final_message else context.options.response_role
         return Chat(request, envelope, message, role)
 
     async def answer(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ format the `MessageDelta`s that the run yields.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.parts.images.server import with_images
@@ -15,12 +15,13 @@ from raycore.server.chat.choice_reader import ChoiceReader
 from raycore.server.chat.parts import MessageDelta, Totals
 from raycore.server.chat.plan import MessagePlan
 from raycore.server.chat.prompt import as_dicts, encode, render, shown_tools, template_kwargs
-from raycore.server.generation import Job, Progress, ServingEngine, run, run_streaming
+from raycore.server.generation import Job, Progress, run, run_streaming
 from raycore.server.logprobs import TokenNames
 from raycore.server.models import RequestModel
-from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest
 from raycore.server.sampling import chat_params
+from raycore.server.service import Context
+from raycore.server.serving_engine import ServingEngine
 from raycore.text.media_parts import take_images
 
 
@@ -37,15 +38,9 @@ class MessageRun:
     """The prompt, before it was cut and tokenized."""
 
     @staticmethod
-    def prepare(
-        engine: ServingEngine,
-        request: ChatCompletionRequest,
-        options: ServerOptions,
-        model: RequestModel,
-        request_id: str,
-    ) -> MessageRun:
+    def prepare(context: Context, request: ChatCompletionRequest, model: RequestModel, request_id: str) -> MessageRun:
         """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
-        tokenizer = engine.get_tokenizer()
+        engine, options, tokenizer = context.engine, context.options, context.engine.get_tokenizer()
         asked = chat_params(request, engine.default_sampling_params, options)
         variables = options.default_chat_template_kwargs | template_kwargs(request)
         messages, images = take_images(as_dicts(request.messages))
@@ -65,11 +60,9 @@ class MessageRun:
         plan = MessagePlan.of(request, conversation, variables, asked.structured_outputs, tokenizer, options)
         params = plan.params(asked, tokenizer)
         text = plan.prompt(conversation)
-        token_ids, features, data = encode(engine, request, text, images, options)
-        engine.check(token_ids, params, features)
-        job = Job.of(request, token_ids, params, request_id, engine.max_model_len, plan.constraint_param, model.lora)
-        if features:
-            job = replace(job, features=features, feature_data=data)
+        prompt = encode(engine, request, text, images, options)
+        engine.check(prompt, params)
+        job = Job.of(context, request, prompt, params, request_id, model.lora, plan.constraint_param)
         return MessageRun(engine, request, job, plan, TokenNames.of(request, tokenizer, options), text)
 
     @property

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from raycore.client.inputs import PromptImages
-from raycore.messages import Feature, FeatureData
+from raycore.client.inputs import ParsedPrompt, PromptImages
 from raycore.parts.images.server import with_images
 from raycore.server.errors import APIError, unsupported
-from raycore.server.generation import ServingEngine
 from raycore.server.limits import check_length, encode_prompt
 from raycore.server.options import RESERVED_TEMPLATE_VARIABLES, ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, TokenizeRequest, Tool
 from raycore.server.sampling import asked_length
+from raycore.server.serving_engine import ServingEngine
 from raycore.text.media_parts import MediaPart, take_images
 from raycore.text.tokenizer import Tokenizer
 
@@ -67,7 +66,7 @@ def prompt_ids(
     if not images:
         return tokenizer.encode(text, adds)
     fields = {name: getattr(request, name) for name in ("mm_processor_kwargs", "media_io_kwargs")}
-    return with_images(engine.images, text, images, fields, adds_special_tokens=adds)[0]
+    return with_images(engine.images, text, images, fields, adds_special_tokens=adds).token_ids
 
 
 def encode(
@@ -76,29 +75,25 @@ def encode(
     prompt: str,
     images: Sequence[MediaPart],
     options: ServerOptions,
-) -> tuple[list[int], Sequence[Feature], Sequence[FeatureData]]:
+) -> ParsedPrompt:
     """Tokenize the prompt, with its images.
 
     Raises:
         APIError: it is too long.
         InvalidRequest: an image is unusable.
     """
-    features: Sequence[Feature] = ()
-    data: Sequence[FeatureData] = ()
     adds_special_tokens = bool(request.add_special_tokens)
     if images:
         if request.truncate_prompt_tokens is not None:
             raise unsupported("truncate_prompt_tokens", "prompts with images can't be cut")
         names = ("mm_processor_kwargs", "media_io_kwargs", "cache_salt")
         fields = {name: getattr(request, name) for name in names}
-        token_ids, features, data = with_images(
-            engine.images, prompt, images, fields, adds_special_tokens=adds_special_tokens
-        )
+        parsed = with_images(engine.images, prompt, images, fields, adds_special_tokens=adds_special_tokens)
     else:
-        token_ids = encode_prompt(engine, request, prompt, adds_special_tokens=adds_special_tokens)
+        parsed = ParsedPrompt(None, encode_prompt(engine, request, prompt, adds_special_tokens=adds_special_tokens))
     name, max_tokens = asked_length(request)
-    check_length(engine, token_ids, max_tokens, name, "messages", options)
-    return token_ids, features, data
+    check_length(engine, parsed.token_ids, max_tokens, name, "messages", options)
+    return parsed
 
 
 def as_dicts(messages: Sequence[Message]) -> list[dict[str, Any]]:

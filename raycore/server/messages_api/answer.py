@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncGenerator, Generator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
@@ -16,14 +15,12 @@ from raycore.server.chat.message import MessageRun, TotalsCounter
 from raycore.server.chat.parts import MessageDelta
 from raycore.server.chat.prompt import prompt_ids, shown_tools, template_kwargs
 from raycore.server.errors import APIError, as_api_error
-from raycore.server.generation import ServingEngine
 from raycore.server.messages_api.blocks import BlockWriter, Event
 from raycore.server.messages_api.protocol import CountTokensRequest, MessagesRequest
 from raycore.server.messages_api.systems import has_one_system
 from raycore.server.messages_api.translation import ORIGINS, chat_request
-from raycore.server.models import Models
-from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest
+from raycore.server.service import Context
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 """By finish reason of a chat."""
@@ -40,25 +37,16 @@ class MessageAnswer:
     """Whether the answer may have fewer tokens than the request allows, because the model's context ends there."""
 
     @staticmethod
-    def prepare(
-        engine: ServingEngine,
-        body: MessagesRequest,
-        options: ServerOptions,
-        models: Models,
-        request_id: str | None = None,
-        data_parallel_rank: int | None = None,
-    ) -> MessageAnswer:
+    def prepare(context: Context, body: MessagesRequest) -> MessageAnswer:
         """Check a request and prepare its prompt. Raises APIError if the request can't be run."""
-        model = models.find(body.model)
-        message_id = f"msg_{request_id or uuid.uuid4().hex}"
+        model = context.models.find(body.model)
+        message_id = f"msg_{context.request_id}"
         with _renamed():
-            request = _chat_request(engine, body, options)
-            request.send_to(data_parallel_rank)
-            run = MessageRun.prepare(engine, request, options, model, message_id)
-        room = engine.max_model_len - len(run.job.token_ids)
+            run = MessageRun.prepare(context, _chat_request(context, body), model, message_id)
+        room = context.engine.max_model_len - len(run.job.prompt.token_ids)
         params = msgspec.structs.replace(run.job.params, max_tokens=min(body.max_tokens, room))
         param = ORIGINS.get(run.job.constraint_param, run.job.constraint_param)
-        run = replace(run, job=replace(run.job, params=params, constraint_param=param))
+        run = replace(run, job=run.job.with_params(params, param))
         return MessageAnswer(run, message_id, model.name, room < body.max_tokens)
 
     async def answer(self) -> dict[str, Any]:
@@ -124,23 +112,21 @@ class MessageAnswer:
         return {"stop_reason": reason, "stop_sequence": None}
 
 
-def count_tokens(
-    engine: ServingEngine, body: CountTokensRequest, options: ServerOptions, models: Models
-) -> dict[str, Any]:
+def count_tokens(context: Context, body: CountTokensRequest) -> dict[str, Any]:
     """The answer to a request to count a prompt's tokens. The prompt may be longer than the model's context."""
-    models.find(body.model)
+    context.models.find(body.model)
     with _renamed():
-        request = _chat_request(engine, body, options)
-        tools = shown_tools(request, options)
-        ids = prompt_ids(engine, options, request.messages, tools, request, template_kwargs(request))
+        request = _chat_request(context, body)
+        tools, variables = shown_tools(request, context.options), template_kwargs(request)
+        ids = prompt_ids(context.engine, context.options, request.messages, tools, request, variables)
     return {"input_tokens": len(ids)}
 
 
-def _chat_request(engine: ServingEngine, body: CountTokensRequest, options: ServerOptions) -> ChatCompletionRequest:
+def _chat_request(context: Context, body: CountTokensRequest) -> ChatCompletionRequest:
     later = any(turn.role == "system" for turn in body.messages)
-    merges = later and has_one_system(engine.get_tokenizer(), options.chat_template)
+    merges = later and has_one_system(context.engine.get_tokenizer(), context.options.chat_template)
     request = chat_request(body, has_one_system=merges)
-    if options.reasoning_parser is None:
+    if context.options.reasoning_parser is None:
         request.thinking_token_budget = None  # nothing says where reasoning ends
     return request
 

@@ -29,6 +29,7 @@ from raycore.server.connection_log import configure_logging
 from raycore.server.http_counts import total
 from raycore.server.listen_options import ListenOptions
 from raycore.server.listening import listen, take_over
+from raycore.server.metrics import Metrics
 from raycore.server.multi_process.client_engine import ClientEngine
 from raycore.server.multi_process.client_store import ClientStore
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls
@@ -83,7 +84,7 @@ class APIServer:
         self._store = ClientStore(self._driver)
         self._tracing: TracerProvider | None = None
         self._app = self._build_app(options, traces)
-        self._engine.on_http_counts = partial(setattr, self._app.state, "all_http_counts")
+        self._engine.on_http_counts = partial(setattr, self._app.state.service.own(Metrics), "all_http_counts")
         self._server: HttpServer | None = None
 
     def __repr__(self) -> str:
@@ -221,7 +222,7 @@ class APIServer:
             ranks,
             client.num_waiting_for_rank,
             self._changed_counts(len(links)) if asks_for_metrics or time.monotonic() >= self._counts_due_s else {},
-            total([self._app.state.http_counts]),
+            total([self._app.state.service.http_counts]),
             broken,
             calls,
         )

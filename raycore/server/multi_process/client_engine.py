@@ -9,17 +9,13 @@ from typing import Any
 from raycore.client.ask import Ask
 from raycore.client.client import EngineClient
 from raycore.client.engine_facts import EngineFacts
-from raycore.client.inputs import ParsedPrompt
 from raycore.client.streams import Streams
 from raycore.client.watchers import Watcher
 from raycore.config import EngineConfig
 from raycore.control.calls import AsyncCalls
-from raycore.messages import Feature
 from raycore.metrics.view import MetricsView
 from raycore.own_process import OwnProcess
-from raycore.parts.pooling.client.pooling import PLACEHOLDER, supported_tasks
-from raycore.pooling_params import PoolingParams
-from raycore.sampling_params import SamplingParams
+from raycore.parts.pooling.client.pooling import supported_tasks
 from raycore.server.http_counts import HttpCounts
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls
 
@@ -48,15 +44,6 @@ class ClientEngine(OwnProcess, EngineFacts, AsyncCalls):
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return supported_tasks(self._client.checks.pooling)
-
-    def check_pooling(self, prompt_token_ids: list[int], pooling_params: PoolingParams | None = None) -> None:
-        resolved = self._client.checks.resolved_pooling(pooling_params)
-        self._client.checks.check(ParsedPrompt(None, prompt_token_ids), PLACEHOLDER, resolved)
-
-    def check(
-        self, prompt_token_ids: list[int], sampling_params: SamplingParams, features: Sequence[Feature] = ()
-    ) -> None:
-        self._client.checks.check(ParsedPrompt(None, prompt_token_ids, features=features), sampling_params)
 
     async def abort_requests(self, request_ids: Sequence[str] | None) -> int:
         return await self._driver.call("abort_requests", request_ids=request_ids)

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from raycore.sampling_params import MAX_LOGPROB_TOKEN_IDS, RANGES, Range
-from raycore.server.generation import ServingEngine
+from raycore.server.endpoints import Rule, endpoints_with
+from raycore.server.handlers import handler_of
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import (
     INT64_MAX,
@@ -26,6 +27,7 @@ from raycore.server.responses.chat_request import ABSENT as RESPONSES_ABSENT
 from raycore.server.responses.chat_request import HINTS, SAME
 from raycore.server.responses.protocol import ResponsesRequest
 from raycore.server.sampling import ABSENT, ONLY, TOKEN_ID_PATTERN
+from raycore.server.serving_engine import ServingEngine
 from raycore.server.token_api.protocol import GenerateRequest
 
 JsonSchema = dict[str, Any]
@@ -64,11 +66,11 @@ def add_ranges(schemas: dict[str, JsonSchema], options: ServerOptions, engine: S
     if engine.pooling_spec is None:
         _add_generating(schemas, options, engine.max_model_len, token)
     else:
-        from raycore.parts.pooling.server.families import FAMILIES  # only for models that pool
-        from raycore.parts.pooling.server.parameters import ABSENT as POOLING_ABSENT
+        from raycore.parts.pooling.server.parameters import ABSENT as POOLING_ABSENT  # only for models that pool
         from raycore.parts.pooling.server.parameters import ONLY as POOLING_ONLY
 
-        bodies = {family.body.__name__: family.body for family in FAMILIES.values()}
+        given = [handler_of(each).body for each in endpoints_with(Rule.POOLS)]
+        bodies = {body.__name__: body for body in given if body is not None}
         _add_pooling(schemas, options, bodies, POOLING_ABSENT, POOLING_ONLY, engine.max_model_len, token)
 
 

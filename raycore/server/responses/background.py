@@ -12,10 +12,10 @@ import msgspec
 
 from raycore.server.errors import NotFound, as_api_error
 from raycore.server.json_text import to_json
-from raycore.server.middleware import RequestsInProgress
 from raycore.server.responses.output import Event
 from raycore.server.responses.run import ResponseRun
 from raycore.server.responses.store import ResponseStore
+from raycore.server.service import RequestsInProgress
 
 logger = logging.getLogger(__name__)
 

@@ -107,9 +107,7 @@ def chat_request(
     elif form is not None:
         fields["response_format"] = {"type": form.type}
     given = {name: _plain(value) for name, value in fields.items() if value is not None}
-    request = ChatCompletionRequest.model_validate(given)
-    request.send_to(body.data_parallel_rank)
-    return request
+    return ChatCompletionRequest.model_validate(given)
 
 
 def _tool_fields(body: ResponsesRequest) -> dict[str, Any]:

@@ -8,72 +8,56 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Literal
 
 import msgspec
-from fastapi import FastAPI, Query, Request
-from starlette.responses import Response
+from fastapi import Query
 
 from raycore.errors import RaycoreError
 from raycore.parts.images.server import has_images
-from raycore.server.endpoints import Endpoint
 from raycore.server.errors import APIError, NotFound
-from raycore.server.generation import ServingEngine
-from raycore.server.headers import DataParallelRank
+from raycore.server.handlers import answers
 from raycore.server.json_text import to_json
-from raycore.server.middleware import RequestsInProgress
-from raycore.server.models import Models
-from raycore.server.openapi.document import responses
 from raycore.server.openapi.response_models import DeletedResponse, ResponseAnswer, ResponseItems
-from raycore.server.options import ServerOptions
 from raycore.server.preparation import handle_body
-from raycore.server.request_ids import request_id_of
 from raycore.server.responses.background import BackgroundRuns, numbered
 from raycore.server.responses.chat_request import check
 from raycore.server.responses.conversation import Item
 from raycore.server.responses.output import Event
 from raycore.server.responses.protocol import ResponsesRequest
-from raycore.server.responses.run import ResponseRun, given_items
-from raycore.server.responses.store import Record, ResponseStore
-from raycore.server.streaming import JSON, EventStream, unless_client_leaves
+from raycore.server.responses.run import ResponseRun, given_items, prepare_response
+from raycore.server.responses.store import Record
+from raycore.server.service import Context, Service
+from raycore.server.streaming import EventStream, unless_client_leaves
 
 logger = logging.getLogger(__name__)
 
-_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
-_STORED_ERRORS = (400, 401, 404, 500)
+_STORED_ERRORS = (400, 404, 500)
 
 
 class Responses:
     """Makes responses, and keeps those that requests want to be stored."""
 
-    def __init__(
-        self,
-        engine: ServingEngine,
-        options: ServerOptions,
-        models: Models,
-        store: ResponseStore,
-        in_progress: RequestsInProgress,
-    ) -> None:
-        self._engine = engine
-        self._options = options
-        self._models = models
-        self._store = store
-        self.background = BackgroundRuns(store, in_progress)
+    def __init__(self, service: Service) -> None:
+        assert service.response_store is not None, "build_app() gives models that generate a store"
+        self._store = service.response_store
+        self.background = BackgroundRuns(self._store, service.in_progress)
 
-    async def prepare(self, body: ResponsesRequest, request: Request) -> ResponseRun:
+    async def prepare(self, context: Context, body: ResponsesRequest) -> ResponseRun:
         """Check a request and prepare its prompt.
 
         Raises:
             APIError: the request can't be run.
             ClientLeft: its client closed the connection.
         """
-        can_store = self._options.max_stored_responses > 0
+        request, options = context.http, context.options
+        can_store = options.max_stored_responses > 0
         check(body, can_store=can_store)
         is_stored = can_store and body.store is not False
         num_bytes = len(await request.body())
-        if is_stored and num_bytes > self._options.max_stored_response_bytes:
-            most = self._options.max_stored_response_bytes
+        most = options.max_stored_response_bytes
+        if is_stored and num_bytes > most:
             raise APIError(
                 400, f"store: the request has {num_bytes} bytes, and at most {most} are stored", param="store"
             )
-        model = self._models.find(body.model)
+        model = context.models.find(body.model)
         given = body.request_id
         response_id = f"resp_{(given or uuid.uuid4().hex).removeprefix('resp_')}"
         before = await self._history(body.previous_response_id, response_id)
@@ -84,15 +68,14 @@ class Responses:
         return await handle_body(
             request,
             ResponseRun.prepare,
-            self._engine,
+            context,
             body,
             chat,
             items,
-            self._options,
             model,
-            (response_id, f"resp-{given or request_id_of(request.scope)}"),
+            (response_id, context.new_id("resp", body)),
             is_stored,
-            executor=self._engine.images.executor if has_images(chat.messages) else None,
+            executor=context.engine.images.executor if has_images(chat.messages) else None,
             more_bytes=sum(len(str(item)) for item in before),
         )
 
@@ -175,71 +158,64 @@ class Responses:
         return resolved
 
 
-def add_responses(
-    app: FastAPI,
-    engine: ServingEngine,
-    options: ServerOptions,
-    models: Models,
-    store: ResponseStore,
-    in_progress: RequestsInProgress,
-) -> None:
-    """Add the endpoints to the application."""
-    service = Responses(engine, options, models, store, in_progress)
-
-    @Endpoint.RESPONSES.route(app, responses=responses(ResponseAnswer, *_ERRORS, streams=True))
-    async def create_response(
-        body: ResponsesRequest, request: Request, data_parallel_rank: DataParallelRank = None
-    ) -> Response:
-        """Generate the next items of a conversation: reasoning, a message, calls of functions."""
-        body.send_to(data_parallel_rank)
-        run = await service.prepare(body, request)
-        if body.background:
-            response = await service.background.start(run)
-            if body.stream:
-                return EventStream(service.background.follow(run.head.id, 0), has_names=True)
-            return JSON(response)
+@answers(ResponseAnswer, errors=_STORED_ERRORS, streams=True, takes_rank=True, in_batches=prepare_response)
+async def create_response(context: Context, body: ResponsesRequest) -> Any:
+    """Generate the next items of a conversation: reasoning, a message, calls of functions."""
+    service = context.service.own(Responses)
+    run = await service.prepare(context, body)
+    if body.background:
+        response = await service.background.start(run)
         if body.stream:
-            return EventStream(service.events(run), has_names=True)
-        return JSON(await unless_client_leaves(request, service.answer(run)))
+            return EventStream(service.background.follow(run.head.id, 0), has_names=True)
+        return response
+    if body.stream:
+        return EventStream(service.events(run), has_names=True)
+    return await unless_client_leaves(context.http, service.answer(run))
 
-    @Endpoint.RESPONSE.route(app, responses=responses(ResponseAnswer, *_STORED_ERRORS, streams=True))
-    async def retrieve_response(
-        response_id: str, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
-    ) -> Response:
-        """Return a stored response, or the events of one that was created with background and stream.
 
-        `starting_after`: the number of the last event that the client has already got.
-        """
-        if stream:
-            start = 0 if starting_after is None else starting_after + 1
-            return EventStream(service.background.follow(response_id, start), has_names=True)
-        (record,) = await service.load(response_id)
-        return JSON(record.response)
+@answers(ResponseAnswer, errors=_STORED_ERRORS, streams=True)
+async def retrieve_response(
+    context: Context, response_id: str, stream: bool = False, starting_after: Annotated[int | None, Query(ge=0)] = None
+) -> Any:
+    """Return a stored response, or the events of one that was created with background and stream.
 
-    @Endpoint.DELETE_RESPONSE.route(app, responses=responses(DeletedResponse, *_STORED_ERRORS))
-    async def delete_response(response_id: str) -> Response:
-        """Delete a stored response."""
-        await service.delete(response_id)
-        return JSON({"id": response_id, "object": "response", "deleted": True})
+    `starting_after`: the number of the last event that the client has already got.
+    """
+    service = context.service.own(Responses)
+    if stream:
+        start = 0 if starting_after is None else starting_after + 1
+        return EventStream(service.background.follow(response_id, start), has_names=True)
+    (record,) = await service.load(response_id)
+    return record.response
 
-    @Endpoint.CANCEL_RESPONSE.route(app, responses=responses(ResponseAnswer, *_STORED_ERRORS))
-    async def cancel_response(response_id: str) -> Response:
-        """Cancel a response that was created with background."""
-        return JSON(await service.cancel(response_id))
 
-    @Endpoint.RESPONSE_INPUT_ITEMS.route(app, responses=responses(ResponseItems, *_STORED_ERRORS))
-    async def list_input_items(
-        response_id: str,
-        limit: Annotated[int, Query(ge=1, le=100)] = 20,
-        order: Literal["asc", "desc"] = "desc",
-        after: str | None = None,
-    ) -> Response:
-        """List the items from which a stored response was made, those of earlier responses included.
+@answers(DeletedResponse, errors=_STORED_ERRORS)
+async def delete_response(context: Context, response_id: str) -> dict[str, Any]:
+    """Delete a stored response."""
+    await context.service.own(Responses).delete(response_id)
+    return {"id": response_id, "object": "response", "deleted": True}
 
-        `after`: the id of the item after which the list begins.
-        """
-        items = await service.input_items(response_id)
-        return JSON(_page(items if order == "asc" else items[::-1], limit, after))
+
+@answers(ResponseAnswer, errors=_STORED_ERRORS)
+async def cancel_response(context: Context, response_id: str) -> dict[str, Any]:
+    """Cancel a response that was created with background."""
+    return await context.service.own(Responses).cancel(response_id)
+
+
+@answers(ResponseItems, errors=_STORED_ERRORS)
+async def list_input_items(
+    context: Context,
+    response_id: str,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> dict[str, Any]:
+    """List the items from which a stored response was made, those of earlier responses included.
+
+    `after`: the id of the item after which the list begins.
+    """
+    items = await context.service.own(Responses).input_items(response_id)
+    return _page(items if order == "asc" else items[::-1], limit, after)
 
 
 def _page(items: list[Item], limit: int, after: str | None) -> dict[str, Any]:

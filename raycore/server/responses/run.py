@@ -14,9 +14,7 @@ from raycore.errors import RaycoreError
 from raycore.server.chat.message import MessageRun
 from raycore.server.chat.parts import MessageDelta, Totals
 from raycore.server.errors import APIError, as_api_error, unsupported, with_names
-from raycore.server.generation import ServingEngine
-from raycore.server.models import Models, RequestModel
-from raycore.server.options import ServerOptions
+from raycore.server.models import RequestModel
 from raycore.server.protocol import ChatCompletionRequest, Message
 from raycore.server.responses.chat_request import LOGPROBS, NAMES, chat_request, check
 from raycore.server.responses.conversation import (
@@ -32,6 +30,7 @@ from raycore.server.responses.protocol import ResponsesRequest
 from raycore.server.responses.response import ResponseHead
 from raycore.server.responses.store import Record
 from raycore.server.responses.text_logprobs import TextLogprobs
+from raycore.server.service import Context
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +52,10 @@ class ResponseRun:
 
     @staticmethod
     def prepare(
-        engine: ServingEngine,
+        context: Context,
         body: ResponsesRequest,
         chat: ChatCompletionRequest,
         items: list[dict[str, Any]],
-        options: ServerOptions,
         model: RequestModel,
         ids: tuple[str, str],
         is_stored: bool,
@@ -74,7 +72,7 @@ class ResponseRun:
         """
 
         def prepared(request: ChatCompletionRequest) -> MessageRun:
-            return MessageRun.prepare(engine, request, options, model, ids[1])
+            return MessageRun.prepare(context, request, model, ids[1])
 
         try:
             message = _truncated(chat, prepared) if body.truncation == "auto" else prepared(chat)
@@ -183,9 +181,7 @@ def given_items(body: ResponsesRequest) -> list[Item]:
     return with_ids([item.model_dump(exclude_unset=True) for item in body.input])
 
 
-def prepare_response(
-    engine: ServingEngine, body: ResponsesRequest, options: ServerOptions, models: Models
-) -> ResponseRun:
+def prepare_response(context: Context, body: ResponsesRequest) -> ResponseRun:
     """Check and prepare a request without stored responses: it isn't stored, and continues none.
 
     Raises:
@@ -200,7 +196,7 @@ def prepare_response(
     name = body.request_id or uuid.uuid4().hex
     ids = f"resp_{name.removeprefix('resp_')}", f"resp-{name}"
     chat = ResponseRun.chat(body, items)
-    return ResponseRun.prepare(engine, body, chat, items, options, models.find(body.model), ids, is_stored=False)
+    return ResponseRun.prepare(context, body, chat, items, context.models.find(body.model), ids, is_stored=False)
 
 
 def _truncated(chat: ChatCompletionRequest, prepare: Callable[[ChatCompletionRequest], MessageRun]) -> MessageRun:
@@ -215,7 +211,6 @@ def _truncated(chat: ChatCompletionRequest, prepare: Callable[[ChatCompletionReq
     def fits(start: int) -> bool:
         kept = [Message.model_validate(each) for each in without_oldest(dumped, start)]
         request = chat.model_copy(update={"messages": kept})
-        request.send_to(chat.data_parallel_rank)
         try:
             found[start] = prepare(request)
         except (APIError, RaycoreError) as error:

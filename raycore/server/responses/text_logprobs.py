@@ -34,7 +34,7 @@ class TextLogprobs:
         self._names = message.names
         self._params = params
         self._num_top = num_top
-        self._pieces = OutputPieces(message.names.tokenizer, params.skip_special_tokens, message.job.token_ids)
+        self._pieces = OutputPieces(message.names.tokenizer, params.skip_special_tokens, message.job.prompt.token_ids)
         self._tokens: deque[_Token] = deque()
         """Those that no text has got yet."""
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request
-from starlette.responses import Response
+from typing import Any
 
 from raycore.parts.images.server import has_images
-from raycore.server.endpoints import Endpoint
-from raycore.server.generation import ServingEngine
-from raycore.server.headers import DataParallelRank
-from raycore.server.models import Models
-from raycore.server.openapi.document import responses
-from raycore.server.options import ServerOptions
-from raycore.server.preparation import handle_body, prepare_chat, prepare_completion
+from raycore.server.chat.chat import Chat
+from raycore.server.completions import Completion
+from raycore.server.handlers import answers, runs
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
-from raycore.server.request_ids import request_id_of
-from raycore.server.streaming import JSON, EventStream, unless_client_leaves
+from raycore.server.service import Context
 from raycore.server.token_api.derendering import derender_chat, derender_completion
 from raycore.server.token_api.generation import Generation
 from raycore.server.token_api.protocol import (
@@ -27,55 +21,39 @@ from raycore.server.token_api.protocol import (
 from raycore.server.token_api.rendering import rendered
 from raycore.server.token_api.response_models import Derendered, GeneratedTokens, RenderedCompletion, RenderedRequest
 
-_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503)
+
+@runs(GeneratedTokens, streams=True, has_images=lambda body: bool(body.content_parts))
+def generate(context: Context, body: GenerateRequest) -> Generation:
+    """Continue a prompt of tokens, with tokens."""
+    return Generation.prepare(context, body)
 
 
-def add_token_endpoints(app: FastAPI, engine: ServingEngine, options: ServerOptions, models: Models) -> None:
-    """Add the endpoints to an application."""
+@answers(None, errors=(400, 500, 503))
+async def abort_generations(context: Context, body: AbortGenerationsRequest) -> None:
+    """End requests with their output so far."""
+    await context.engine.abort_requests(body.request_ids)
 
-    @Endpoint.GENERATE.route(app, responses=responses(GeneratedTokens, *_ERRORS, streams=True))
-    async def generate(
-        body: GenerateRequest, request: Request, data_parallel_rank: DataParallelRank = None
-    ) -> Response:
-        """Continue a prompt of tokens, with tokens."""
-        body.send_to(data_parallel_rank)
-        given = engine, body, options, models, request_id_of(request.scope)
-        executor = engine.images.executor if body.content_parts else None
-        prepared = await handle_body(request, Generation.prepare, *given, executor=executor)
-        if body.stream:
-            return EventStream(prepared.events())
-        return JSON(await unless_client_leaves(request, prepared.answer()))
 
-    described = responses(None, 400, 401, 408, 413, 500, 503)
+@answers(RenderedRequest, has_images=lambda body: has_images(body.messages))
+def render_chat(context: Context, body: ChatCompletionRequest) -> dict[str, Any]:
+    """What a chat request becomes: the body for /inference/v1/generate."""
+    chat = Chat.prepare(context, body, context.models.find(body.model), context.new_id("chatcmpl", body))
+    return rendered(chat.message.job, body)
 
-    @Endpoint.ABORT_GENERATIONS.route(app, responses=described, response_class=Response)
-    async def abort_generations(body: AbortGenerationsRequest) -> Response:
-        """End requests with their output so far."""
-        await engine.abort_requests(body.request_ids)
-        return Response()
 
-    @Endpoint.RENDER_CHAT.route(app, responses=responses(RenderedRequest, *_ERRORS))
-    async def render_chat(body: ChatCompletionRequest, request: Request) -> Response:
-        """What a chat request becomes: the body for /inference/v1/generate."""
-        body.request_id = body.request_id or request_id_of(request.scope)
-        executor = engine.images.executor if has_images(body.messages) else None
-        chat = await handle_body(request, prepare_chat, engine, body, options, models, executor=executor)
-        return JSON(rendered(chat.message.job, body))
+@answers(RenderedCompletion)
+def render_completion(context: Context, body: CompletionRequest) -> list[dict[str, Any]]:
+    """What the prompts of a completion request become: bodies for /inference/v1/generate."""
+    return [rendered(job, body) for job in Completion.prepare(context, body).jobs]
 
-    @Endpoint.RENDER_COMPLETIONS.route(app, responses=responses(RenderedCompletion, *_ERRORS))
-    async def render_completion(body: CompletionRequest, request: Request) -> Response:
-        """What the prompts of a completion request become: bodies for /inference/v1/generate."""
-        body.request_id = body.request_id or request_id_of(request.scope)
-        completion = await handle_body(request, prepare_completion, engine, body, options, models)
-        return JSON([rendered(job, body) for job in completion.jobs])
 
-    @Endpoint.DERENDER_CHAT.route(app, responses=responses(Derendered, *_ERRORS))
-    async def derender_chat_tokens(body: DerenderChatRequest, request: Request) -> Response:
-        """The chat response for tokens, or the event of a stream for the next tokens."""
-        executor = engine.images.executor if body.chat_request and has_images(body.chat_request.messages) else None
-        return JSON(await handle_body(request, derender_chat, engine, body, options, models, executor=executor))
+@answers(Derendered, has_images=lambda body: bool(body.chat_request) and has_images(body.chat_request.messages))
+def derender_chat_tokens(context: Context, body: DerenderChatRequest) -> dict[str, Any]:
+    """The chat response for tokens, or the event of a stream for the next tokens."""
+    return derender_chat(context, body)
 
-    @Endpoint.DERENDER_COMPLETIONS.route(app, responses=responses(Derendered, *_ERRORS))
-    async def derender_completion_tokens(body: DerenderCompletionRequest, request: Request) -> Response:
-        """The response of completions for tokens, or the event of a stream for the next tokens."""
-        return JSON(await handle_body(request, derender_completion, engine, body, options, models))
+
+@answers(Derendered)
+def derender_completion_tokens(context: Context, body: DerenderCompletionRequest) -> dict[str, Any]:
+    """The response of completions for tokens, or the event of a stream for the next tokens."""
+    return derender_completion(context, body)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from raycore.client.ask import Ask
+from raycore.client.inputs import ParsedPrompt
 from raycore.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from raycore.sampling_params import SamplingParams
 from raycore.server.chat.chat import Chat
@@ -19,12 +21,13 @@ from raycore.server.chat.plan import MessagePlan
 from raycore.server.completions import Completion
 from raycore.server.envelope import Envelope
 from raycore.server.errors import APIError
-from raycore.server.generation import Job, Progress, ServingEngine
+from raycore.server.generation import Job, Progress
 from raycore.server.logprobs import TokenNames
-from raycore.server.models import Models
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 from raycore.server.sampling import completion_params
+from raycore.server.service import Context
+from raycore.server.serving_engine import ServingEngine
 from raycore.server.token_api.protocol import (
     DerenderChatRequest,
     DerenderCompletionRequest,
@@ -36,14 +39,13 @@ from raycore.text.detokenizer import SequenceText
 from raycore.text.tokenizer import Tokenizer
 
 
-def derender_chat(
-    engine: ServingEngine, body: DerenderChatRequest, options: ServerOptions, models: Models
-) -> dict[str, Any]:
+def derender_chat(context: Context, body: DerenderChatRequest) -> dict[str, Any]:
     """The chat response, or the event of a chat's stream with the new state. Raises APIError if the body is invalid."""
+    engine = context.engine
     given = _given(body.generate_chunk if body.stream else body.generate_response, body.stream)
     ids = body.prompt_token_ids or given.prompt_token_ids or []
-    _check_sizes(engine, [given], [ids], options, body.stream_state)
-    chat = _chat(engine, body, given, options, models)
+    _check_sizes(engine, [given], [ids], context.options, body.stream_state)
+    chat = _chat(context, body, given)
     if not body.stream:
         output = _whole(engine, given, chat.message.job.params, ids)
         return _with_usage(chat.body(chat.message.read(output)), body.prompt_tokens, given.request_id)
@@ -66,10 +68,9 @@ def derender_chat(
     return _event(chat.envelope.around("chat.completion.chunk", choices, None), given, state, body.prompt_tokens)
 
 
-def derender_completion(
-    engine: ServingEngine, body: DerenderCompletionRequest, options: ServerOptions, models: Models
-) -> dict[str, Any]:
+def derender_completion(context: Context, body: DerenderCompletionRequest) -> dict[str, Any]:
     """The response of completions, or the event of a stream with the new state. Raises APIError likewise."""
+    engine, options = context.engine, context.options
     if body.stream:
         responses = [_given(body.generate_chunk, True)]
     else:
@@ -82,14 +83,14 @@ def derender_completion(
     _check_sizes(engine, responses, ids, options, body.stream_state)
     num_top = max(map(_num_top, responses), default=None, key=lambda count: -1 if count is None else count)
     request = (body.completion_request or CompletionRequest()).model_copy(update={"logprobs": num_top})
-    model = models.find(body.model)
+    model = context.models.find(body.model)
     if body.completion_request is None:
         params = SamplingParams()
     else:
         params = completion_params(request, engine.default_sampling_params, options)
     name = responses[0].request_id
     names = TokenNames.of(request, engine.get_tokenizer(), options)
-    jobs = [Job(each, params, name) for each in ids]
+    jobs = [Job(Ask(ParsedPrompt(None, each), params, name), params) for each in ids]
     envelope = Envelope.of(request, model.name, name, options)
     completion = Completion(engine, request, envelope, jobs, [None] * len(jobs), names, [[] for _ in jobs])
     if not body.stream:
@@ -153,25 +154,20 @@ def _check_sizes(
             raise APIError(400, f"token {unknown} isn't in the tokenizer's vocabulary")
 
 
-def _chat(
-    engine: ServingEngine,
-    body: DerenderChatRequest,
-    given: GivenResponse,
-    options: ServerOptions,
-    models: Models,
-) -> Chat:
+def _chat(context: Context, body: DerenderChatRequest, given: GivenResponse) -> Chat:
     """The chat whose response is made. Without a request, all of the text is content."""
-    model = models.find(body.model)
+    engine, options, model = context.engine, context.options, context.models.find(body.model)
     shown = {"top_logprobs": _num_top(given), "stream_options": None}
     if body.chat_request is not None:
-        chat = Chat.prepare(engine, body.chat_request, options, model, given.request_id)
+        chat = Chat.prepare(context, body.chat_request, model, given.request_id)
         return replace(chat, request=body.chat_request.model_copy(update=shown))
     if options.reasoning_parser is not None or options.tool_call_parser is not None:
         raise APIError(400, "chat_request is missing: what the parsers find depends on it", param="chat_request")
     request = ChatCompletionRequest.model_validate({"messages": [{"role": "user", "content": ""}]})
     names = TokenNames.of(request, engine.get_tokenizer(), options)
+    job = Job(Ask(ParsedPrompt(None, []), SamplingParams(), given.request_id), SamplingParams())
     plan = MessagePlan(None, None, None, "response_format")
-    message = MessageRun(engine, request, Job([], SamplingParams(), given.request_id), plan, names, "")
+    message = MessageRun(engine, request, job, plan, names, "")
     envelope = Envelope.of(request, model.name, given.request_id, options)
     return Chat(request.model_copy(update=shown), envelope, message, options.response_role)
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from raycore.client.inputs import ParsedPrompt
 from raycore.errors import InvalidRequest
 from raycore.outputs import Logprob, PositionLogprobs, RequestOutput
 from raycore.server.errors import APIError, unsupported
-from raycore.server.generation import Job, New, Progress, ServingEngine, run, run_streaming, usage
+from raycore.server.generation import Job, New, Progress, run, run_streaming, usage
 from raycore.server.limits import check_length
 from raycore.server.logprobs import LEAST, TokenNames, chat_logprobs, prompt_logprobs
-from raycore.server.models import Models
-from raycore.server.options import ServerOptions
+from raycore.server.service import Context
+from raycore.server.serving_engine import ServingEngine
 from raycore.server.token_api.parameters import sampling_params
 from raycore.server.token_api.protocol import GenerateRequest
 from raycore.text.media_parts import MediaPart
@@ -40,33 +40,25 @@ class Generation:
     names: TokenNames
 
     @staticmethod
-    def prepare(
-        engine: ServingEngine, request: GenerateRequest, options: ServerOptions, models: Models, request_id: str
-    ) -> Generation:
+    def prepare(context: Context, request: GenerateRequest) -> Generation:
         """Check a request. Raises APIError if it can't be run."""
+        engine, options = context.engine, context.options
         for name, why in _ABSENT.items():
             if getattr(request, name):
                 raise unsupported(name, why)
         if request.stream_options is not None and not request.stream:
             raise APIError(400, "stream_options needs stream=true", param="stream_options")
-        model = models.find(request.model)
+        model = context.models.find(request.model)
         params = sampling_params(request, options)
         if request.stream and params.prompt_logprobs is not None:
             raise APIError(400, "prompt_logprobs isn't supported with stream=true", param="sampling_params")
-        job = Job(
-            request.token_ids,
-            params,
-            f"generate-tokens-{request.request_id or request_id or uuid.uuid4().hex}",
-            request.priority,
-            "sampling_params",
-            request.cache_salt,
-            request.data_parallel_rank,
-            model.lora,
-        )
+        prompt = ParsedPrompt(None, request.token_ids)
         if request.content_parts:
-            job = _with_images(engine, job, request)
-        check_length(engine, job.token_ids, params.max_tokens, "sampling_params.max_tokens", "token_ids", options)
-        engine.check(job.token_ids, params, job.features)
+            prompt = _with_images(engine, request)
+        check_length(engine, prompt.token_ids, params.max_tokens, "sampling_params.max_tokens", "token_ids", options)
+        engine.check(prompt, params)
+        request_id = context.new_id("generate-tokens", request)
+        job = Job.of(context, request, prompt, params, request_id, model.lora, "sampling_params")
         names = TokenNames(engine.get_tokenizer(), options.return_tokens_as_token_ids)
         return Generation(engine, request, job, model.name, names)
 
@@ -133,7 +125,7 @@ class Generation:
         return {"content": [_of_position(token_id, position, num_top) for token_id, position in pairs]}
 
 
-def _with_images(engine: ServingEngine, job: Job, request: GenerateRequest) -> Job:
+def _with_images(engine: ServingEngine, request: GenerateRequest) -> ParsedPrompt:
     parts: list[MediaPart] = []
     for number, part in enumerate(request.content_parts or ()):
         where = f"content_parts[{number}]"
@@ -142,10 +134,12 @@ def _with_images(engine: ServingEngine, job: Job, request: GenerateRequest) -> J
         parts.append(MediaPart("url", part["url"], part.get("uuid"), where))
     given = {"multi_modal_data": {"image": parts}, "cache_salt": request.cache_salt}
     try:
-        ids, features, data = engine.images.complete("content_parts", job.token_ids, given, adds_special_tokens=False)
+        ids, features, data = engine.images.complete(
+            "content_parts", request.token_ids, given, adds_special_tokens=False
+        )
     except InvalidRequest as error:
         raise APIError(400, str(error), param="content_parts") from error
-    return replace(job, token_ids=ids, features=features, feature_data=data)
+    return ParsedPrompt(None, ids, features=features, feature_data=data)
 
 
 def _of_position(token_id: int, position: PositionLogprobs, num_top: int) -> dict[str, Any]:

@@ -20,17 +20,17 @@ def rendered(job: Job, request: SamplingRequest | MessagesRequest) -> dict[str, 
     Raises:
         APIError: the prompt has images.
     """
-    if job.features:
+    if job.prompt.features:
         raise APIError(400, "messages has images, which can't be rendered", param="messages")
     options = request.stream_options if isinstance(request, SamplingRequest) else None
     return {
         "request_id": job.request_id,
         "model": request.model,
-        "token_ids": job.token_ids,
+        "token_ids": job.prompt.token_ids,
         "features": None,
         "sampling_params": as_json(job.params),
         "stream": bool(request.stream),
         "stream_options": None if options is None else options.model_dump(),
-        "cache_salt": job.cache_salt,
-        "priority": job.priority,
+        "cache_salt": job.prompt.cache_salt,
+        "priority": job.ask.priority,
     }

@@ -55,9 +55,11 @@ def _key_of_param(*, param_name: str, annotation: Any, value: Any, path_param_na
 
 
 def _key_of_signature(call: Any) -> Any:
-    """Handlers are made anew in each application, from the same code. Some of them are given a signature."""
-    if not inspect.isfunction(call) or vars(call):
+    """Handlers are made anew in each application, from the same code. All of an endpoint's have the same signature."""
+    if not inspect.isfunction(call):
         return None
+    if vars(call):
+        return id(vars(call)["__signature__"]) if "__signature__" in vars(call) else None
     return (
         call.__code__,
         call.__defaults__,

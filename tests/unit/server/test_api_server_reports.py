@@ -18,6 +18,7 @@ from raycore.metrics.counts import RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.server import ServerOptions
 from raycore.server.http_counts import HttpCounts
+from raycore.server.metrics import Metrics
 from raycore.server.multi_process import api_server, api_servers
 from raycore.server.multi_process.api_server import APIServer
 from raycore.server.multi_process.driver_calls import READ_METRICS
@@ -121,7 +122,7 @@ def test_a_servers_metrics_are_those_that_the_driver_answers_with(server):
     thread.start()
     assert server._engine.read_metrics() is view
     thread.join()
-    assert server._app.state.all_http_counts is http
+    assert server._app.state.service.own(Metrics).all_http_counts is http
 
 
 def test_many_answers_of_a_server_are_taken_together(monkeypatch):

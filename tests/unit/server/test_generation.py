@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 
+from raycore.client.ask import Ask
+from raycore.client.inputs import ParsedPrompt
 from raycore.sampling_params import SamplingParams
 from raycore.server.generation import Job, run_streaming
 
 
 def test_a_slow_reader_of_several_requests_gets_only_the_newest_outputs(engine):
     async def read():
-        jobs = [Job([5, 6, 7], SamplingParams(max_tokens=100, ignore_eos=True), str(i)) for i in range(3)]
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        jobs = [Job(Ask(ParsedPrompt(None, [5, 6, 7]), params, str(i)), params) for i in range(3)]
         lengths = {job.request_id: [] for job in jobs}
         async with aclosing(run_streaming(engine, jobs)) as outputs:
             async for output in outputs:

@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from raycore.server import ServerOptions, build_app
 from raycore.server.http_counts import SLEEP_MODE, WEIGHT_UPDATE, HttpCounts, total
+from raycore.server.metrics import Metrics
 from raycore.server.multi_process.reports import Report
 
 
@@ -62,14 +63,14 @@ def test_http_requests_are_counted_by_method_status_and_path(client):
 def test_each_of_several_servers_shows_the_sum_of_their_http_counts(client):
     for _ in range(2):
         client.get("/v1/models")
-    own = client.app.state.http_counts
+    own = client.app.state.service.http_counts
     reported = msgspec.msgpack.decode(msgspec.msgpack.encode(Report(http=own)), type=Report).http
     other = HttpCounts()
     other.add("GET", "2xx", "/v1/models", 3.0)
     other.add("POST", "4xx", "/tokenize", 0.2)
     before = samples(client)
     assert ("process_open_fds", "") in before
-    client.app.state.all_http_counts = total([reported, other])
+    client.app.state.service.own(Metrics).all_http_counts = total([reported, other])
     shown = samples(client)
     assert shown["http_requests_total", "GET 2xx /v1/models"] == 3
     assert shown["http_requests_total", "POST 4xx /tokenize"] == 1
@@ -84,7 +85,7 @@ def test_sleeps_and_changes_of_weights_are_timed_also_if_they_fail():
     admin = TestClient(build_app(FakeEngine(metrics=make_view()), options), headers={"authorization": "Bearer key"})
     for path in ("/sleep?level=0", "/sleep?level=2", "/wake_up", "/start_weight_update", "/sleep?level=9"):
         admin.post(path)
-    counts = admin.app.state.http_counts
+    counts = admin.app.state.service.http_counts
     sleep, update = (SLEEP_MODE, "sleep"), (WEIGHT_UPDATE, "start")
     expected = {sleep: 2, (SLEEP_MODE, "wake"): 1, update: 1}
     assert {key: histogram.count for key, histogram in counts.operations.items()} == expected

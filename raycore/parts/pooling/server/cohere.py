@@ -1,4 +1,4 @@
-"""Prepares requests for embeddings in Cohere's form, and makes their responses."""
+"""Cohere's endpoint for embeddings."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from raycore.parts.pooling.server.parameters import check_fields, params_of, spe
 from raycore.parts.pooling.server.pooled import Answer, PoolingJob, Result, as_prompts, usage
 from raycore.parts.pooling.server.prompts import Cut, check_count, check_prompts, parts_text, text_prompts
 from raycore.parts.pooling.server.protocol import CohereEmbedRequest
-from raycore.parts.pooling.server.requests import new_id
+from raycore.parts.pooling.server.responses import CohereEmbedAnswer
 from raycore.server.errors import APIError
-from raycore.server.generation import ServingEngine
-from raycore.server.models import Models
-from raycore.server.options import ServerOptions
+from raycore.server.handlers import runs
+from raycore.server.service import Context
+from raycore.server.serving_engine import ServingEngine
 
 
-def prepare_cohere_embed(
-    engine: ServingEngine, body: CohereEmbedRequest, options: ServerOptions, models: Models
-) -> PoolingJob:
-    """Check and prepare a request for embeddings. Raises APIError if the request is invalid."""
+@runs(CohereEmbedAnswer, name="pool")
+def cohere_embed(context: Context, body: CohereEmbedRequest) -> PoolingJob:
+    """Compute embeddings, as Cohere's API."""
     check_fields(body)
-    model = models.find(body.model)
+    engine, model = context.engine, context.models.find(body.model)
     params = params_of(engine, "embed", body.output_dimension, dimensions_param="output_dimension")
     if (body.texts is None) == (body.inputs is None):
         raise APIError(400, "give exactly one of texts and inputs", param="texts")
@@ -29,13 +28,15 @@ def prepare_cohere_embed(
     if texts is None:
         assert body.inputs is not None
         texts, param = [parts_text(each.content, f"inputs[{i}]") for i, each in enumerate(body.inputs)], "inputs"
-    check_count(len(texts), param, options)
+    check_count(len(texts), param, context.options)
     _check_types(body, body.output_dimension or spec_of(engine).dimensions or spec_of(engine).embedding_size)
     prefix = _prefix(engine, body.input_type)
     prompts = text_prompts(engine, [prefix + text for text in texts], param, _cut(engine, body))
     _check_lengths(prompts, body, param)
     check_prompts(engine, prompts, params, param)
-    return PoolingJob(engine, body, model, new_id("embd", body), as_prompts(prompts, body), params, _embeddings)
+    return PoolingJob(
+        context, body, model, context.new_id("embd", body), as_prompts(prompts, body), params, _embeddings
+    )
 
 
 def _prefix(engine: ServingEngine, input_type: str | None) -> str:

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from raycore.client.ask import Ask
 from raycore.outputs import PoolingOutput, PoolingRequestOutput
 from raycore.pooling_params import PoolingParams
-from raycore.server.generation import ServingEngine
 from raycore.server.models import RequestModel
 from raycore.server.protocol import Routed
+from raycore.server.service import Context
 
 Result = PoolingRequestOutput[PoolingOutput]
 
@@ -37,7 +37,7 @@ Answer = dict[str, Any] | BytesAnswer
 class PoolingJob:
     """A checked request. `answer()` runs it and returns the response."""
 
-    engine: ServingEngine
+    context: Context
     request: Routed
     model: RequestModel
     id: str
@@ -51,10 +51,10 @@ class PoolingJob:
         count, request = len(self.prompts), self.request
         ids = [self.id] if count == 1 else [f"{self.id}-{index}" for index in range(count)]
         asks = [
-            Ask(prompt, self.params, name, request.priority, False, request.data_parallel_rank, self.model.lora)
+            Ask(prompt, self.params, name, request.priority, False, self.context.data_parallel_rank, self.model.lora)
             for prompt, name in zip(self.prompts, ids, strict=True)
         ]
-        results = [each async for each in self.engine.ask(asks)]
+        results = [each async for each in self.context.engine.ask(asks)]
         if sum(result.outputs.data.size for result in results) <= _FEW_NUMBERS:
             return self.respond(self, results)
         return await asyncio.to_thread(self.respond, self, results)

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from raycore.client.inputs import ParsedPrompt
 from raycore.errors import InvalidRequest
 from raycore.parts.pooling.server.protocol import InputRequest
 from raycore.pooling_params import PoolingParams
 from raycore.server.chat.prompt import as_dicts, render
 from raycore.server.errors import APIError, as_api_error
-from raycore.server.generation import ServingEngine
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import Message
+from raycore.server.serving_engine import ServingEngine
 from raycore.text.conversation import content_text
 from raycore.text.cuts import Side
 
@@ -108,7 +109,7 @@ def check_prompts(engine: ServingEngine, prompts: Sequence[list[int]], params: P
     """Raise APIError if one of the prompts could never run. The error names it. `param`: the prompts' field."""
     for index, token_ids in enumerate(prompts):
         try:
-            engine.check_pooling(token_ids, params)
+            engine.check(ParsedPrompt(None, token_ids), params)
         except InvalidRequest as error:
             told = as_api_error(error)
             if told.param in PoolingParams.__struct_fields__:

@@ -1,9 +1,9 @@
-"""Prepares the requests that pool, for the HTTP server and for batches, and makes their responses."""
+"""The endpoints for embeddings, classes, and any of a model's tasks."""
 
 from __future__ import annotations
 
 import json
-import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,47 +14,46 @@ from raycore.parts.pooling.server.parameters import checked_task, params_for, sp
 from raycore.parts.pooling.server.pooled import Answer, BytesAnswer, PoolingJob, Result, as_prompts
 from raycore.parts.pooling.server.prompts import check_prompts, input_prompts
 from raycore.parts.pooling.server.protocol import ClassificationRequest, EmbeddingRequest, Encoded, PoolingRequest
-from raycore.server.generation import ServingEngine
-from raycore.server.models import Models
-from raycore.server.options import ServerOptions
-from raycore.server.protocol import Routed
+from raycore.parts.pooling.server.responses import ClassificationAnswer, EmbeddingAnswer, PoolingAnswer
+from raycore.pooling_params import PoolingTask
+from raycore.server.handlers import runs
+from raycore.server.service import Context
+
+_BYTES = {BytesAnswer.media_type: {"schema": {"type": "string", "format": "binary"}}}
 
 
-def prepare_embedding(
-    engine: ServingEngine, body: EmbeddingRequest, options: ServerOptions, models: Models
+@runs(EmbeddingAnswer, name="pool", content=_BYTES)
+def embeddings(context: Context, body: EmbeddingRequest) -> PoolingJob:
+    """Compute embeddings of inputs."""
+    return _prepared(context, body, "embed", "embd", _embeddings)
+
+
+@runs(ClassificationAnswer, name="pool")
+def classify(context: Context, body: ClassificationRequest) -> PoolingJob:
+    """Classify inputs."""
+    return _prepared(context, body, "classify", "classify", _classes)
+
+
+@runs(PoolingAnswer, name="pool", content=_BYTES)
+def pooling(context: Context, body: PoolingRequest) -> PoolingJob:
+    """Run one of the model's tasks on inputs."""
+    context.models.find(body.model)  # an unknown model is told before an unknown task
+    return _prepared(context, body, checked_task(context.engine, body.task), "pooling", _numbers)
+
+
+def _prepared(
+    context: Context,
+    body: EmbeddingRequest | ClassificationRequest,
+    task: PoolingTask,
+    prefix: str,
+    respond: Callable[[PoolingJob, list[Result]], Answer],
 ) -> PoolingJob:
-    """Check and prepare a request for embeddings. Raises APIError if the request is invalid."""
-    model, params = models.find(body.model), params_for(engine, body, "embed")
-    prompts = input_prompts(engine, body, options)
-    check_prompts(engine, prompts, params, _given(body))
-    return PoolingJob(engine, body, model, new_id("embd", body), as_prompts(prompts, body), params, _embeddings)
-
-
-def prepare_classification(
-    engine: ServingEngine, body: ClassificationRequest, options: ServerOptions, models: Models
-) -> PoolingJob:
-    """Check and prepare a request for classes. Raises APIError if the request is invalid."""
-    model, params = models.find(body.model), params_for(engine, body, "classify")
-    prompts = input_prompts(engine, body, options)
-    check_prompts(engine, prompts, params, _given(body))
-    return PoolingJob(engine, body, model, new_id("classify", body), as_prompts(prompts, body), params, _classes)
-
-
-def prepare_pooling(engine: ServingEngine, body: PoolingRequest, options: ServerOptions, models: Models) -> PoolingJob:
-    """Check and prepare a request for any of the model's tasks. Raises APIError if the request is invalid."""
-    model, params = models.find(body.model), params_for(engine, body, checked_task(engine, body.task))
-    prompts = input_prompts(engine, body, options)
-    check_prompts(engine, prompts, params, _given(body))
-    return PoolingJob(engine, body, model, new_id("pooling", body), as_prompts(prompts, body), params, _numbers)
-
-
-def new_id(prefix: str, body: Routed) -> str:
-    """The id of a request to the engine and of its response."""
-    return f"{prefix}-{body.request_id or uuid.uuid4().hex}"
-
-
-def _given(body: EmbeddingRequest | ClassificationRequest) -> str:
-    return "messages" if body.input is None else "input"
+    """Check and prepare a request. `prefix`: of its id."""
+    engine, model = context.engine, context.models.find(body.model)
+    params = params_for(engine, body, task)
+    prompts = input_prompts(engine, body, context.options)
+    check_prompts(engine, prompts, params, "messages" if body.input is None else "input")
+    return PoolingJob(context, body, model, context.new_id(prefix, body), as_prompts(prompts, body), params, respond)
 
 
 def _embeddings(pooled: PoolingJob, results: list[Result]) -> Answer:
@@ -95,7 +94,7 @@ def _bytes(pooled: PoolingJob, request: Encoded, numbers: list[Floats], results:
 
 
 def _classes(pooled: PoolingJob, results: list[Result]) -> Answer:
-    labels = spec_of(pooled.engine).labels
+    labels = spec_of(pooled.context.engine).labels
     data: list[dict[str, Any]] = []
     for index, result in enumerate(results):
         probs = result.outputs.data

@@ -1,4 +1,4 @@
-"""Prepares the requests that score pairs of texts, and makes their responses.
+"""The endpoints that score pairs of texts, and rank documents.
 
 A model with one class reads both texts of a pair in one prompt. Another one makes an embedding of each text, or of each
 token. Then the score says how similar these are.
@@ -23,12 +23,13 @@ from raycore.parts.pooling.server.prompts import (
     text_prompts,
 )
 from raycore.parts.pooling.server.protocol import Documents, RerankRequest, ScoreRequest, ScoringRequest
-from raycore.parts.pooling.server.requests import new_id
+from raycore.parts.pooling.server.responses import RerankAnswer, ScoreAnswer
 from raycore.pooling_params import PoolingParams
 from raycore.server.errors import APIError
-from raycore.server.generation import ServingEngine
-from raycore.server.models import Models
+from raycore.server.handlers import runs
 from raycore.server.options import ServerOptions
+from raycore.server.service import Context
+from raycore.server.serving_engine import ServingEngine
 from raycore.text.pairs import PairFormat, cosine, max_similarity, pair_prompts
 
 ScoringTask = Literal["score", "embed", "token_embed"]
@@ -56,8 +57,9 @@ def scoring_task(tasks: Sequence[str]) -> ScoringTask | None:
     return next((task for task in found if task in tasks), None)
 
 
-def prepare_score(engine: ServingEngine, body: ScoreRequest, options: ServerOptions, models: Models) -> PoolingJob:
-    """Check and prepare a request for scores. Raises APIError if the request is invalid."""
+@runs(ScoreAnswer, name="pool")
+def score(context: Context, body: ScoreRequest) -> PoolingJob:
+    """Score pairs of texts."""
     given = {name for name in body.model_fields_set if name in {name for names in _NAMES for name in names}}
     names = next((names for names in _NAMES if given == set(names)), None)
     if names is None or getattr(body, names[0]) is None or getattr(body, names[1]) is None:
@@ -65,26 +67,29 @@ def prepare_score(engine: ServingEngine, body: ScoreRequest, options: ServerOpti
         raise APIError(400, f"give exactly two lists of texts: {expected}", param=min(given, default="text_1"))
     first, second = (_texts(getattr(body, name), name) for name in names)
     texts = _Texts(first, second, names)
-    return _prepare(engine, body, texts, options, models, _score_response)
+    return _prepare(context, body, texts, _score_response)
 
 
-def prepare_rerank(engine: ServingEngine, body: RerankRequest, options: ServerOptions, models: Models) -> PoolingJob:
-    """Check and prepare a request to rank documents. Raises APIError if the request is invalid."""
+@runs(RerankAnswer, name="pool")
+def rerank(context: Context, body: RerankRequest) -> PoolingJob:
+    """Rank documents by how well they fit a query."""
     if body.top_n < 0:
         raise APIError(400, f"top_n={body.top_n} isn't at least 0", param="top_n")
     texts = _Texts([document_text(body.query, "query")], _texts(body.documents, "documents"), ("query", "documents"))
     respond = partial(_ranking, body=body, documents=texts.second)
-    return _prepare(engine, body, texts, options, models, respond)
+    return _prepare(context, body, texts, respond)
+
+
+score_v1, rerank_v1, rerank_v2 = score, rerank, rerank
 
 
 def _prepare(
-    engine: ServingEngine,
+    context: Context,
     body: ScoringRequest,
     texts: _Texts,
-    options: ServerOptions,
-    models: Models,
     respond: Callable[[PoolingJob, list[Result], list[float]], Answer],
 ) -> PoolingJob:
+    engine, options = context.engine, context.options
     for side, name in zip((texts.first, texts.second), texts.names, strict=True):
         check_count(len(side), name, options)
     if len(texts.first) not in (1, len(texts.second)):
@@ -96,16 +101,15 @@ def _prepare(
         )
     task = scoring_task(spec_of(engine).tasks)
     assert task is not None, "these endpoints are served only for models that can score"
-    model, params = models.find(body.model), params_for(engine, body, task)
+    model, params = context.models.find(body.model), params_for(engine, body, task)
+    request_id = context.new_id("score", body)
     if task == "score":
         prompts = _pairs(engine, body, texts, params, options)
-        return PoolingJob(
-            engine, body, model, new_id("score", body), prompts, params, partial(_of_pairs, respond=respond)
-        )
+        return PoolingJob(context, body, model, request_id, prompts, params, partial(_of_pairs, respond=respond))
     prompts = _each_text(engine, body, texts, params)
     similar = cosine if task == "embed" else max_similarity
     of_texts = partial(_of_texts, respond=respond, num_first=len(texts.first), similar=similar)
-    return PoolingJob(engine, body, model, new_id("score", body), prompts, params, of_texts)
+    return PoolingJob(context, body, model, request_id, prompts, params, of_texts)
 
 
 def _texts(given: Documents, name: str) -> list[str]:

@@ -48,7 +48,7 @@ class Engine:
         self.finish_reason = "stop"
         self._tokenizer = Tokenizer.from_dir(demo_model_path())
 
-    def check(self, prompt_token_ids, sampling_params, features=()) -> None:
+    def check(self, prompt, params) -> None:
         pass
 
     def get_tokenizer(self) -> Tokenizer:
@@ -63,7 +63,7 @@ class Engine:
             await self.may_answer.wait()
             if self.error is not None:
                 raise self.error
-            ids = ask.prompt["prompt_token_ids"]
+            ids = ask.parsed.token_ids
             output = CompletionOutput(0, self._tokenizer.decode(ids), ids, finish_reason=self.finish_reason)
             yield RequestOutput(ask.request_id, None, ids, outputs=[output], finished=True)
         finally:

@@ -12,9 +12,10 @@ from raycore.server import ServerOptions
 from raycore.server.chat.message import MessageRun
 from raycore.server.chat.parts import CallBegin, ReasoningText
 from raycore.server.errors import APIError, with_names
-from raycore.server.models import RequestModel
+from raycore.server.models import Models, RequestModel
 from raycore.server.parsers.tool_calls import Content
 from raycore.server.protocol import ChatCompletionRequest
+from raycore.server.service import Context, Service
 
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Ulm"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}]
@@ -33,7 +34,8 @@ def prepared(text, **body):
     options = ServerOptions(("fake",), chat_template=tool_templates.HERMES, reasoning_parser="qwen3")
     given = {"messages": [{"role": "user", "content": "When?"}], "max_tokens": 1000, "tools": TOOLS, **body}
     request = ChatCompletionRequest.model_validate(given)
-    return MessageRun.prepare(FakeEngine(text, max_model_len=4000), request, options, RequestModel("fake"), "chat-1")
+    context = Context(Service(FakeEngine(text, max_model_len=4000), options, Models(["fake"])))
+    return MessageRun.prepare(context, request, RequestModel("fake"), "chat-1")
 
 
 def joined(parts):
