@@ -107,6 +107,7 @@ class Endpoint(Enum):
     POSTED_PING = "POST", "/ping", _PROBE, _INFORMATION
     SHOW_VERSION = "GET", "/version", _PROBE, _INFORMATION
     LOAD = "GET", "/load", _PROBE, _INFORMATION
+    FAULT_TOLERANCE_STATUS = "GET", "/fault_tolerance/status", Rule.NONE, "raycore.server.fault_tolerance"
 
     PAUSE = "POST", "/pause", Rule.CONTROLS, _ADMIN
     RESUME = "POST", "/resume", Rule.CONTROLS, _ADMIN
