@@ -29,6 +29,7 @@ from raycore.models.gpt_oss import GPT_OSS
 from raycore.models.granite import GRANITE
 from raycore.models.granite_hybrid import GRANITE_HYBRID
 from raycore.models.hunyuan import HUNYUAN
+from raycore.models.lfm2 import LFM2, LFM2_MOE
 from raycore.models.llama import LLAMA
 from raycore.models.minimax_m2 import MINIMAX_M2
 from raycore.models.ministral3 import MINISTRAL3
@@ -75,6 +76,8 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
+    "Lfm2ForCausalLM": LFM2,
+    "Lfm2MoeForCausalLM": LFM2_MOE,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,
     "Phi3ForCausalLM": PHI3,

@@ -103,6 +103,8 @@ class TensorNames(msgspec.Struct, frozen=True):
     up: str = "mlp.up_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    last_norm: str = "norm"
+    """The norm after the last layer."""
     embed: str = "embed_tokens"
     layer_list: str = "layers"
     roots: Roots = Roots()
@@ -118,7 +120,7 @@ class TensorNames(msgspec.Struct, frozen=True):
 
     @property
     def final_norm(self) -> str:
-        return f"{self.roots.model}norm.weight"
+        return f"{self.roots.model}{self.last_norm}.weight"
 
     @property
     def head(self) -> str:

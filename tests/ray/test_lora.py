@@ -85,11 +85,12 @@ def test_adapters_give_the_tokens_of_merged_weights(
         assert output.outputs[0].token_ids == adapters[1][1].tokens[0]
 
 
-@pytest.mark.parametrize("family", ["gemma3", "gemma3_multimodal", "glm4", "hunyuan", "phi3"])
+@pytest.mark.parametrize("family", ["gemma3", "gemma3_multimodal", "glm4", "hunyuan", "lfm2", "phi3"])
 def test_adapters_of_other_model_families_give_the_tokens_of_merged_weights(
     ray_cluster, family: str, tmp_path: Path
 ) -> None:
-    """Projections that share a tensor or have other names, rotations of pairs in another order, and other norms."""
+    """Projections that share a tensor or have other names, such as those of convolutions, rotations of pairs in another
+    order, and other norms."""
     path = make_checkpoint(family, tmp_path)
     network = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     torch.manual_seed(1)

@@ -416,6 +416,36 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "shared_expert_intermediate_size": 48,
         },
     ),
+    # convolutions with biases before and after attention; a size of the feed-forward part that is rounded up
+    "lfm2": (
+        "Lfm2Config",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_key_value_heads": 2,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "norm_eps": 1e-3,
+            "block_ffn_dim_multiplier": 1.3,
+            "block_multiple_of": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    # a dense layer before sparse ones
+    "lfm2_moe": (
+        "Lfm2MoeConfig",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_key_value_heads": 2,
+            "num_dense_layers": 1,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "routed_scaling_factor": 1.5,
+            "tie_word_embeddings": False,
+        },
+    ),
     "minimax_m2": (
         "MiniMaxM2Config",
         {
@@ -494,7 +524,7 @@ def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
         if name.endswith(("bias", "sinks")) or "norm" in name:
             parameter.data += torch.randn_like(parameter) * 0.2
     for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
+        if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer += torch.randn_like(buffer) * 0.2
     if config_name == "GptOssConfig":
         for layer in model.model.layers:

@@ -146,6 +146,7 @@ CIRCLES_OF_TYPES = {
     ("raycore.models.mixers.kinds", "raycore.models.spec"),
     ("raycore.models.mixers.latent", "raycore.models.spec"),
     ("raycore.models.mixers.mamba2", "raycore.models.spec"),
+    ("raycore.models.mixers.short_conv", "raycore.models.spec"),
     ("raycore.models.mixers.spec", "raycore.models.spec"),
 }
 """Imports for type checkers alone that close a circle: the module that needs the type, and that which has it."""

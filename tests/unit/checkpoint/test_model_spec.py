@@ -13,11 +13,13 @@ from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, SharedExperts
 
 HYBRID = "GraniteMoeHybridForCausalLM"
+LFM2 = "Lfm2ForCausalLM"
 LLAMA31_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -578,6 +580,45 @@ def test_key_heads_of_states_are_divided_over_tensor_parallel_ranks(tmp_path: Pa
     spec.check_tensor_parallel(4)
     with pytest.raises(InvalidConfig, match=r"linear_num_key_heads=4: choose one of \[1, 2, 4\]"):
         spec.check_tensor_parallel(8)
+
+
+def test_convolutions_of_lfm2_are_where_config_json_says(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, LFM2, num_hidden_layers=3, full_attn_idxs=[1], block_ff_dim=1200, norm_eps=1e-3)
+    assert spec.state == ShortConvSpec([True, False, True], num_channels=2560, conv_size=3, has_bias=False)
+    assert spec == spec_of(
+        tmp_path,
+        LFM2,
+        num_hidden_layers=3,
+        layer_types=["conv", "full_attention", "conv"],
+        intermediate_size=1024,
+        block_auto_adjust_ff_dim=False,
+        rms_norm_eps=1e-3,
+    )
+    assert (spec.qk_norm, spec.tie_word_embeddings, spec.rotations[1]) == ("heads", True, Rotation(1e6))
+    assert spec_of(tmp_path, LFM2, intermediate_size=1200, block_ffn_dim_multiplier=None).intermediate_size == 800
+    assert spec_of(tmp_path, LFM2, tie_embedding=False).state is None
+
+
+def test_the_experts_of_lfm2_are_read(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
+    spec = spec_of(tmp_path, "Lfm2MoeForCausalLM", **sizes, use_expert_bias=False, routed_scaling_factor=2.0)
+    names = ExpertNames("feed_forward", "w1", "w3", "w2", correction="expert_bias")
+    router = ExpertChoice("sigmoid", is_normalized=True, scaling=2.0)
+    assert spec.moe == MoeSpec(32, 4, 1792, [False, True, True], router, names=names)
+    assert spec.intermediate_size == 7168
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"conv_L_cache": 1}, "conv_L_cache=1: expected an integer, at least 2"),
+        ({"layer_types": ["conv", "conv"]}, "one of these at least"),
+        ({"full_attn_idxs": [2]}, "one of these at least"),
+    ],
+)
+def test_what_convolutions_of_lfm2_need_is_checked(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidCheckpoint, match=message):
+        spec_of(tmp_path, LFM2, num_hidden_layers=2, **config)
 
 
 def test_layers_of_granite_4_are_named_as_by_transformers_4_and_5(tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ STATES = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
 }
+SHORT_CONVOLUTIONS = {
+    "architectures": ["Lfm2ForCausalLM"],
+    "layer_types": ["conv", "full_attention"],
+    "block_auto_adjust_ff_dim": False,
+    "conv_bias": True,
+}
 LATENT = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "kv_lora_rank": 128,
@@ -192,6 +198,10 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
         (STATES | DRAFTS, MANY, "bfloat16", False),
         (STATES, BIG, "float32", False),
         (STATES, BIG, "bfloat16", True),
+        (SHORT_CONVOLUTIONS, MANY, "float32", False),
+        (SHORT_CONVOLUTIONS | DRAFTS, MANY, "bfloat16", False),
+        (SHORT_CONVOLUTIONS, BIG, "float32", True),
+        (SHORT_CONVOLUTIONS, BIG, "bfloat16", False),
         (LATENT, MANY, "float32", False),
         (LATENT, MANY, "bfloat16", False),
         (LATENT, MANY, "float32", True),

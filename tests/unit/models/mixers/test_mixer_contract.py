@@ -38,6 +38,7 @@ FAMILIES = [
     *("qwen2", "qwen3", "phi3", "olmo2", "gpt_oss", "multi_query"),
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     *("qwen3_next", "qwen3_5", "granitemoehybrid", "granitemoehybrid_groups"),
+    *("lfm2", "lfm2_moe"),
 ]
 """With each kind of mixer, and with each form of its tensors."""
 

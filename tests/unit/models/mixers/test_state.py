@@ -16,6 +16,7 @@ from raycore.decoder.mamba2_mixer import Mamba2Weights
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kinds import StateSpec
 from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.weights.loader import RankLayout, has_no_tensor, random_decoder_weights
 from raycore.weights.named import named_weights
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
@@ -123,8 +124,12 @@ def test_ranks_share_the_only_group_of_mamba2_and_divide_several(num_groups: int
 
 @pytest.mark.parametrize(
     "state",
-    [STATE, Mamba2Spec([True, False], 8, k_dim=6, v_dim=10, conv_size=3, num_groups=1, has_conv_bias=True)],
-    ids=["gated delta rule", "Mamba-2"],
+    [
+        STATE,
+        Mamba2Spec([True, False], 8, k_dim=6, v_dim=10, conv_size=3, num_groups=1, has_conv_bias=True),
+        ShortConvSpec([True, False], HIDDEN, conv_size=3, has_bias=True),
+    ],
+    ids=["gated delta rule", "Mamba-2", "short convolution"],
 )
 def test_a_ranks_share_is_read_again_as_it_was_written(tmp_path: Path, state: StateSpec) -> None:
     spec = replace(SPEC, state=state)

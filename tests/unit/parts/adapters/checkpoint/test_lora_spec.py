@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from raycore.errors import InvalidAdapter
 from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.spec import ModelSpec, Roots, TensorNames
 from raycore.parts.adapters.checkpoint.spec import LoraSpec
 from raycore.parts.experts.models import MoeSpec
@@ -461,3 +462,22 @@ def test_layers_that_keep_states_have_no_adapters(adapter: Path) -> None:
 
     change_tensors(adapter, rename)
     assert "adapters of layers that keep a state aren't supported" in refused(adapter, stateful)
+
+
+def test_adapters_of_convolutions_are_refused_and_those_of_their_projections_are_not(adapter: Path) -> None:
+    state = ShortConvSpec([True, False], SPEC.hidden_size, conv_size=3, has_bias=False)
+    spec = msgspec.structs.replace(SPEC, state=state)
+
+    def replace_attention(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "layers.0.self_attn" in name]:
+            del tensors[name]
+        tensors[f"{PREFIX}0.conv.in_proj.lora_A.weight"] = torch.zeros(4, SPEC.hidden_size)
+        tensors[f"{PREFIX}0.conv.in_proj.lora_B.weight"] = torch.zeros(3 * SPEC.hidden_size, 4)
+
+    def add_convolution(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{PREFIX}0.conv.conv.lora_A.weight"] = torch.zeros(4, SPEC.hidden_size, 3)
+
+    change_tensors(adapter, replace_attention)
+    assert (0, "conv.in_proj") in LoraSpec.read(adapter, spec, 64).modules
+    change_tensors(adapter, add_convolution)
+    assert "adapters of convolutions aren't supported" in refused(adapter, spec)

@@ -17,6 +17,7 @@ from raycore.kernels import library as kernels
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.node.listeners import offer
 from raycore.parallel import peer_memory
 from raycore.parallel.rendezvous import Rendezvous
@@ -56,6 +57,7 @@ DIRECT = msgspec.structs.replace(LATENT, latent=msgspec.structs.replace(LATENT.l
 MAMBA = msgspec.structs.replace(
     MODEL, state=Mamba2Spec([True, False, True], 4, 6, v_dim=10, conv_size=3, num_groups=1, has_conv_bias=True)
 )
+CONVOLVED = msgspec.structs.replace(MODEL, state=ShortConvSpec([True, False, True], MODEL.hidden_size, 3, True))
 TIED = msgspec.structs.replace(MODEL, tie_word_embeddings=True)
 NATIVE = "native" if kernels.load() is not None else "torch"
 BACKENDS = ["torch", NATIVE, "triton"]
@@ -98,10 +100,10 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "spec",
-    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE, MAMBA],
+    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE, MAMBA, CONVOLVED],
     ids=[
         *("untied", "tied", "shared experts", "biases", "latent attention", "latent attention of queries"),
-        *("states by head", "states", "Mamba-2"),
+        *("states by head", "states", "Mamba-2", "short convolution"),
     ],
 )
 def test_a_decoders_weights_are_read_back_unchanged(backend, dtype, spec):
