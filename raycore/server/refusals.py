@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.server.endpoints import Endpoint, Rule, endpoints_with
 from raycore.server.errors import APIError
+from raycore.server.options import ServerOptions
 from raycore.server.service import Service
 
 _NEEDED = {
@@ -14,11 +17,11 @@ _NEEDED = {
 }
 """The tasks that an endpoint needs one of by its rule. /pooling serves any of them."""
 
-_FLAGS = {
-    Rule.CONTROLS: ("enable_admin_endpoints", "--enable-admin-endpoints --api-key KEY"),
-    Rule.SHOWS_TOKENIZER: ("enable_tokenizer_info_endpoint", "--enable-tokenizer-info-endpoint"),
+_OPTIONS: dict[Rule, tuple[Callable[[ServerOptions], bool], str]] = {
+    Rule.CONTROLS: (lambda options: options.enable_admin_endpoints, "--enable-admin-endpoints --api-key KEY"),
+    Rule.SHOWS_TOKENIZER: (lambda options: options.enable_tokenizer_info_endpoint, "--enable-tokenizer-info-endpoint"),
 }
-"""The option that an endpoint needs by its rule, and the flags that turn it on."""
+"""By rule: whether the option is on that an endpoint needs, and the flags that turn it on."""
 
 
 def is_served(endpoint: Endpoint, spec: PoolingSpec | None) -> bool:
@@ -58,8 +61,9 @@ def no_documents(path: str) -> APIError:
 
 def _turned_off(endpoint: Endpoint, service: Service) -> APIError | None:
     """The error for a request to an endpoint that the options leave out; None: they don't."""
-    for rule, (option, flags) in _FLAGS.items():
-        if rule in endpoint.rules and not getattr(service.options, option):
+    for rule, (is_on, flags) in _OPTIONS.items():
+        if rule in endpoint.rules and not is_on(service.options):
+            option = flags.split()[0].removeprefix("--").replace("-", "_")
             return _error(endpoint.path, f"{option} is off. Start the server with {flags}")
     if Rule.CHANGES_ADAPTERS in endpoint.rules and service.adapters is None:
         return _error(endpoint.path, "build_app() was called without `adapters`")
