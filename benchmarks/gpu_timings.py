@@ -32,7 +32,7 @@ from raycore.checkpoint.model_spec import load_model_spec
 from raycore.executor.base import Executor
 from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult
 from raycore.models.spec import ModelSpec
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.sampling_params import SamplingParams
 
 MAX_GAP_US = 20.0

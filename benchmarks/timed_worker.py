@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raycore.messages import StepPlan, StepResult
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.simulation.step_times import StepShape, shape_of
 from raycore.worker.worker import Worker
 

@@ -15,7 +15,7 @@ from raycore.errors import InvalidRequest
 from raycore.json_fields import shortened
 from raycore.lora.request import LoRARequest
 from raycore.metrics.snapshot import Metric
-from raycore.own_process import OwnProcess
+from raycore.node.own_process import OwnProcess
 from raycore.parts.pooling.client.pooling import supported_tasks
 from raycore.pooling_params import PoolingParams
 from raycore.running_engine import RunningEngine

@@ -38,7 +38,6 @@ from raycore.control.ranks import rank_statuses
 from raycore.display.notebook import engine_html
 from raycore.engine.rank_events import EngineLost
 from raycore.errors import EngineDeadError
-from raycore.logs import own_level
 from raycore.messages import EngineInfo
 from raycore.metrics.engines import add_engine
 from raycore.metrics.periodic import Periodic
@@ -47,10 +46,11 @@ from raycore.metrics.snapshot import Metric, snapshot
 from raycore.metrics.stat_loggers import StatLoggers, check_stat_loggers, tell_figures
 from raycore.metrics.throughput_log import ThroughputLog
 from raycore.metrics.view import MetricsView
+from raycore.node.logs import own_level
+from raycore.node.own_process import OwnProcess
 from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signals, is_echo
 from raycore.node.versions import hardware, versions
 from raycore.options.declared import with_options
-from raycore.own_process import OwnProcess
 from raycore.parts.adapters.control import AdapterCalls
 from raycore.parts.weights.cluster import OnStaleRank
 from raycore.parts.weights.control.updates import WeightUpdates

@@ -27,7 +27,7 @@ from raycore.cli.simulate import add_simulate_command
 from raycore.cli.talk import add_talk_commands
 from raycore.cli.terminal import open_missing_streams, outlive_log, outlive_terminal
 from raycore.errors import EngineDeadError, PlacementShortage, RaycoreError
-from raycore.logs import DATE_FORMAT, line_format
+from raycore.node.logs import DATE_FORMAT, line_format
 from raycore.sampling_params import SamplingParams
 
 _LOG_LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -33,7 +33,7 @@ from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
 from raycore.parts.experts.engine.expert_group import ExpertGroup
 from raycore.parts.transfers.connectors.identity import Identity
 from raycore.parts.weights.engine import RankWeights
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
 from raycore.system import time

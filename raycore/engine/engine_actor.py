@@ -39,11 +39,11 @@ from raycore.engine.mailbox import (
 )
 from raycore.executor.base import Executor
 from raycore.kernels import are_compiled
-from raycore.logs import log_as
 from raycore.messages import EngineInfo
 from raycore.node import lifeline
 from raycore.node.cpu_features import cpu_features
 from raycore.node.garbage import freeze_heap
+from raycore.node.logs import log_as
 from raycore.parts.experts.engine.lockstep import run_lockstep_loop
 from raycore.parts.experts.engine.waves import Waves
 from raycore.plugins import load_general_plugins

@@ -15,8 +15,8 @@ from typing import Any
 from raycore.config.profiler import ProfilerConfig
 from raycore.executor.base import Executor
 from raycore.messages import StepPlan, StepResult
-from raycore.pending import Callback, PendingCall
 from raycore.profile_session import COMPRESSION_LEVEL, ProfileSession, RecordedParts
+from raycore.rpc.pending import Callback, PendingCall
 from raycore.system import os, threading, time
 
 _EPOCH_S = 7_889_238

@@ -15,7 +15,7 @@ from raycore.activity import MemoryTag
 from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig, ExecutorConfig
 from raycore.messages import StepPlan, StepResult
-from raycore.pending import PendingCall
+from raycore.rpc.pending import PendingCall
 from raycore.worker.rank import RankIdentity, Regrouping
 
 DUMMY_STEP = -1

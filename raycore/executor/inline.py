@@ -16,7 +16,7 @@ from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
 from raycore.node import listeners
 from raycore.node.niceness import run_yielding
-from raycore.pending import Callback, Pending, PendingCall, run_callbacks
+from raycore.rpc.pending import Callback, Pending, PendingCall, run_callbacks
 from raycore.rpc.worker_methods import call_method, told_by_worker, worker_error
 from raycore.system import (
     futures,

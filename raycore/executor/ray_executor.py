@@ -18,11 +18,11 @@ from raycore.errors import EngineDeadError, InitializationError, RaycoreError, W
 from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import StepPlan, StepResult
 from raycore.node.processes import wait_until_gone
-from raycore.pending import PendingCall
 from raycore.ray_api import amounts, cause_of, get, get_all, has_ended, in_bundle, kill, node_id, on_node, wait
 from raycore.rpc.actor_call import ActorCallTransport
 from raycore.rpc.channel import ChannelTransport
 from raycore.rpc.client import RpcClient
+from raycore.rpc.pending import PendingCall
 from raycore.rpc.transport import Transport
 from raycore.rpc.wire import encode_call
 from raycore.system import threading, time, uuid

@@ -14,8 +14,8 @@ from typing import Any, Generic, TypeVar
 
 from raycore.errors import RpcTimeout, WorkerFailed
 from raycore.messages import StepPlan, StepResult
-from raycore.pending import Callback, run_callbacks
 from raycore.rpc.endpoint import TransportClosed
+from raycore.rpc.pending import Callback, run_callbacks
 from raycore.rpc.transport import Transport
 from raycore.rpc.wire import (
     CALL,

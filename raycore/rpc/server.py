@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any
 
 from raycore.messages import StepResult
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.rpc.wire import (
     CALL,
     CALL_ERROR,

@@ -15,7 +15,7 @@ from raycore.activity import MemoryTag
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.messages import StepPlan, StepResult
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 
 if TYPE_CHECKING:
     from torch import Tensor

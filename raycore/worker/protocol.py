@@ -9,7 +9,7 @@ from raycore.activity import TAGS, MemoryTag
 from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig
 from raycore.messages import Computation, StepPlan, StepResult
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.worker.rank import WorkerRank
 
 

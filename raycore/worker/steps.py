@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from raycore.messages import StepResult
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 
 
 class WorkerTimes(NamedTuple):

@@ -32,7 +32,7 @@ from raycore.parts.transfers.worker import WorkerTransfers
 from raycore.parts.weights.worker.in_place import weight_tensors
 from raycore.parts.weights.worker.reads import LEAST_BYTES, bytes_of_step, read_rate
 from raycore.parts.weights.worker.updates import WorkerWeightUpdates
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.worker.core import NoRunner, WorkerCore, WorkerHooks
 from raycore.worker.extension_views import ModelConfigView, ModelRunnerView, ModelView
 from raycore.worker.failures import fails_together

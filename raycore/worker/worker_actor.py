@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from raycore.config import EngineConfig
-from raycore.logs import log_as
 from raycore.node import lifeline, listeners
+from raycore.node.logs import log_as
 from raycore.node.niceness import run_yielding
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id, node_ip, own_gpus, title_process
 from raycore.rpc.endpoint import Invitation, TransportClosed, WorkerEndpoint

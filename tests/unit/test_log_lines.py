@@ -13,7 +13,7 @@ STAMP = r"\d\d-\d\d \d\d:\d\d:\d\d"
 
 def lines_of(code: str) -> list[str]:
     run = subprocess.run(
-        [sys.executable, "-c", f"import logging\nfrom raycore.logs import log_as\n{code}"],
+        [sys.executable, "-c", f"import logging\nfrom raycore.node.logs import log_as\n{code}"],
         capture_output=True,
         text=True,
         timeout=30,

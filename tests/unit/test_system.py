@@ -15,7 +15,7 @@ from raycore import system
 ROOT = Path(raycore.__file__).parents[1]
 NAMES = (
     "activity.py beam_search.py client cluster control engine executor kvcache llm.py llm_engine.py lru_bytes.py "
-    "metrics node own_process.py pending.py profile_session.py ray_api.py recurring.py rpc running_engine.py "
+    "metrics node node/own_process.py rpc/pending.py profile_session.py ray_api.py recurring.py rpc running_engine.py "
     "scheduler serve/autoscaling.py server/multi_process status.py worker/rank.py worker/worker_actor.py"
 )
 SIDES = {"client", "cluster", "connectors", "control", "engine", "grammar", "scheduler", "transfer"}

@@ -29,7 +29,7 @@ from raycore.errors import InvalidConfig
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest, NewRequest, StepPlan, StepResult
 from raycore.node.versions import cuda_of_torch, hardware, versions
-from raycore.pending import Callback, PendingCall
+from raycore.rpc.pending import Callback, PendingCall
 from raycore.sampling_params import SamplingParams
 from raycore.simulation.step_times import FORMAT, Grid, Line, Measurement, as_json
 from raycore.worker.rank import RankIdentity

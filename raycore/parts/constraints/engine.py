@@ -7,7 +7,7 @@ the worker compiles it within the step.
 from __future__ import annotations
 
 from raycore.executor.base import Executor
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.system import time
 

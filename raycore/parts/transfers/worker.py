@@ -10,7 +10,7 @@ from raycore.config import EngineConfig
 from raycore.messages import StepPlan, StepResult, TransferResult
 from raycore.parts.transfers.connectors.connector import ConnectorSetup, WorkerConnector, connector_class
 from raycore.parts.transfers.connectors.worker_side.caches import KVCaches
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 from raycore.worker.core import WorkerCore

@@ -14,7 +14,7 @@ from raycore.client.watchers import Watcher
 from raycore.config import EngineConfig
 from raycore.control.calls import AsyncCalls
 from raycore.metrics.view import MetricsView
-from raycore.own_process import OwnProcess
+from raycore.node.own_process import OwnProcess
 from raycore.parts.pooling.client.pooling import supported_tasks
 from raycore.server.http_counts import HttpCounts
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls

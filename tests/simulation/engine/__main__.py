@@ -11,7 +11,7 @@ from simulation.world import statements, system
 
 system.install()
 if "--statements" in sys.argv:
-    statements.everywhere(["raycore.engine", "raycore.executor", "raycore.pending"])
+    statements.everywhere(["raycore.engine", "raycore.executor", "raycore.rpc.pending"])
 
 from simulation.apart import Died, run_all_apart  # noqa: E402
 from simulation.engine import faults, scenario  # noqa: E402

@@ -13,7 +13,7 @@ from raycore.config import EngineConfig
 from raycore.errors import InvalidInput
 from raycore.lora.request import LoRARequest
 from raycore.messages import Computation, StepPlan, StepResult
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.system import time
 from raycore.worker.rank import MemoryNeed, Regrouping, WorkerRank

@@ -19,7 +19,7 @@ OWN: dict[str, list[str]] = {
     "raycore.node.lifeline": ["_locker"],
     "raycore.node.listeners": ["_offered"],
     "raycore.node.signals": ["_first_s"],
-    "raycore.own_process": ["_made"],
+    "raycore.node.own_process": ["_made"],
     "raycore.plugins": ["_process"],
     "raycore.rpc.client": ["_adding_callback"],
     "raycore.running_engine": ["_kept", "_keeping"],

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raycore.logs import DATE_FORMAT, line_format
+from raycore.node.logs import DATE_FORMAT, line_format
 from raycore.simulation.deployment import Prompts
 from raycore.simulation.traces import BLOCK_TOKENS, InvalidTrace, TracedRequest, faster, read_trace
 

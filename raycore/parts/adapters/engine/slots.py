@@ -14,7 +14,7 @@ from typing import NamedTuple
 from raycore.errors import InvalidAdapter, InvalidInput, RpcTimeout
 from raycore.executor.base import Executor
 from raycore.lora.request import LoRARequest
-from raycore.pending import Pending
+from raycore.rpc.pending import Pending
 from raycore.system import Future, time
 
 Answer = list[tuple[list[int], dict[int, str]]]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from raycore.errors import RaycoreError
-from raycore.own_process import OwnProcess, keep_for_ever
+from raycore.node.own_process import OwnProcess, keep_for_ever
 from raycore.parallel.torch_store import connect
 
 # torch's process groups are partially typed:

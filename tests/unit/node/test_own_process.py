@@ -11,9 +11,9 @@ import pytest
 from forks import in_child
 from ray import cloudpickle
 
-from raycore import own_process
 from raycore.errors import ControlError, InvalidInput
-from raycore.own_process import OwnProcess
+from raycore.node import own_process
+from raycore.node.own_process import OwnProcess
 
 
 class Engine(OwnProcess):
