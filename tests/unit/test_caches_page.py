@@ -126,7 +126,7 @@ SHOWN_BY = {
     "test_reasoning_tags_that_cannot_work_are_refused",
     "parts.constraints.grammar.compiler": "parts/constraints/grammar/test_grammar_compiler.py::"
     "test_the_allowed_next_texts_follow_the_constraint",
-    "parts.constraints.grammar.gate": "parts/constraints/grammar/test_constraint_gate.py::"
+    "parts.constraints.grammar.gate": "parts/constraints/grammar/test_grammar_gate.py::"
     "test_several_constraints_are_checked_together_and_the_first_refusal_is_raised",
     "parts.adapters.engine.slots": "parts/adapters/engine/test_adapters.py::"
     "test_an_adapter_that_is_read_again_gets_another_load_id",
