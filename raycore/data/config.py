@@ -27,7 +27,7 @@ _CONVERT = {"embed": "embed", "classify": "classify", "score": "classify"}
 _ERA = 2
 """How many times the requests that a rank runs at a time are on their way to it by default."""
 _DEFAULT_SEQS = 256
-_SHARE = 0.01
+_LEAST_CPUS = 0.01
 """The smallest part of a CPU that a worker reserves."""
 
 
@@ -255,7 +255,7 @@ def cpus_of_ranks(config: ProcessorConfig, cluster_cpus: float, num_left: int = 
     if given is None and options.get("wait_for_nodes_s"):
         given = 1.0  # there will be more
     share = (cluster_cpus - num_left) / num_processes
-    cpus = given or (1.0 if share >= 1 else max(_SHARE, math.floor(share * 100) / 100))
+    cpus = given or (1.0 if share >= 1 else max(_LEAST_CPUS, math.floor(share * 100) / 100))
     return cpus, cpus * num_processes
 
 

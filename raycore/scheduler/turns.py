@@ -10,8 +10,8 @@ from raycore.scheduler.slots import Batch, SlotTable
 _SHARES_OF_PROMPTS = 4
 """With n turns, a step gets at most one of 4 n parts of all prompts' tokens, because the later stages of a pipeline
 have nothing to do while the first one computes the first part."""
-_LEAST_SHARE = 1 / 16
-"""But this share of `max_num_batched_tokens` is never divided, because steps of few tokens are inefficient."""
+_LEAST_FRACTION = 1 / 16
+"""But this fraction of `max_num_batched_tokens` is never divided, because steps of few tokens are inefficient."""
 
 
 class Turns:
@@ -50,4 +50,4 @@ class Turns:
         num_pending = num_waiting_tokens + sum(
             len(request.tokens) - int(computed[request.slot]) for request in prefills
         )
-        return min(most, max(-(-num_pending // (_SHARES_OF_PROMPTS * self.number)), int(most * _LEAST_SHARE), 1))
+        return min(most, max(-(-num_pending // (_SHARES_OF_PROMPTS * self.number)), int(most * _LEAST_FRACTION), 1))

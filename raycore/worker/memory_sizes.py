@@ -23,8 +23,8 @@ from raycore.worker.states import worker_state_bytes
 
 _MAX_DEFAULT_CACHE_BYTES = 4 << 30
 """Maximum default size of a worker's KV cache on a CPU, where other programs use the same memory."""
-_DEFAULT_CPU_SHARE = 0.5
-"""A worker's default share of its available memory for the KV cache on a CPU, times `gpu_memory_utilization`."""
+_DEFAULT_CPU_FRACTION = 0.5
+"""Of the memory that a worker on a CPU finds available: its default KV cache, times `gpu_memory_utilization`."""
 _GRAPH_BYTES = 256 << 20
 """Set aside on a GPU for the memory of CUDA graphs, which are captured later."""
 
@@ -150,8 +150,8 @@ class MemorySizes:
         """
         config = self.setup.config
         per_worker = available // self.setup.rank.num_local_workers - self.step - self.adapters - self.images
-        share = config.cache.gpu_memory_utilization * _DEFAULT_CPU_SHARE
-        size = min(int(per_worker * share), _MAX_DEFAULT_CACHE_BYTES) - self.states
+        fraction = config.cache.gpu_memory_utilization * _DEFAULT_CPU_FRACTION
+        size = min(int(per_worker * fraction), _MAX_DEFAULT_CACHE_BYTES) - self.states
         if size < self.block:
             raise InvalidConfig(
                 f"not enough memory for the KV cache on {self.setup.device}: {size} bytes are available, and one block "

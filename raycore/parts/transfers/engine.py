@@ -22,9 +22,9 @@ from raycore.system import time
 _POLL_S = 0.0005
 """How long the engine waits before a step that only asks workers what has become of transfers."""
 _LONGEST_POLL_S = 0.005
-_POLL_SHARE = 0.125
+_POLL_FRACTION = 0.125
 """The longer nothing but transfers is under way, the longer the loop sleeps between such steps, up to a limit: for this
-share of the time."""
+fraction of the time."""
 
 
 def make_connector(config: EngineConfig, cache: KVCacheConfig, executor: Executor, dp_rank: int) -> SchedulerConnector:
@@ -76,7 +76,7 @@ class ConnectorCalls(EnginePart):
     def pause_s(self) -> float:
         if self._polling_since_s is None:
             return 0.0
-        return min(_LONGEST_POLL_S, (time.monotonic() - self._polling_since_s) * _POLL_SHARE)
+        return min(_LONGEST_POLL_S, (time.monotonic() - self._polling_since_s) * _POLL_FRACTION)
 
     def idle(self) -> None:
         self._polling_since_s = None

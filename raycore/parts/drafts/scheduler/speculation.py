@@ -24,7 +24,7 @@ from raycore.system import time
 _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
 """Lifetimes (see `AverageStepTimes`) of the durations of steps without drafts, and with them. Drafts are judged by the
 former, and trying those costs little."""
-_LOOKING_SHARE = 0.005
+_LOOKING_FRACTION = 0.005
 """Share of the time of steps without drafts that looking for guesses in vain should take."""
 _LOOK_WEIGHT = 0.1
 """Weight of a new duration in the average time of such a look."""
@@ -116,7 +116,7 @@ class Speculation:
         average_s = self._look_s or look_s
         # other threads may interrupt a look
         self._look_s = average_s + _LOOK_WEIGHT * (min(look_s, 2 * average_s) - average_s)
-        self._pause = min(_LONGEST_PAUSE, self._look_s / max(1e-9, _LOOKING_SHARE * duration_s))
+        self._pause = min(_LONGEST_PAUSE, self._look_s / max(1e-9, _LOOKING_FRACTION * duration_s))
         self._pause_of_each = self._pause / self._num_in_vain
 
     @property
