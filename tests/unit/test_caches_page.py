@@ -130,7 +130,8 @@ SHOWN_BY = {
     "test_several_constraints_are_checked_together_and_the_first_refusal_is_raised",
     "parts.adapters.engine.slots": "parts/adapters/engine/test_adapters.py::"
     "test_an_adapter_that_is_read_again_gets_another_load_id",
-    "parts.adapters.serve": "serve/test_dynamic_adapters.py::test_an_adapter_is_offered_until_others_take_its_place",
+    "parts.adapters.serve": "parts/adapters/test_adapters_serve.py::"
+    "test_an_adapter_is_offered_until_others_take_its_place",
     "client.routing": "client/test_routing.py::test_prompts_with_different_cache_salts_share_no_prefix",
     "client.held_prefixes": "kvcache/test_cache_log.py::test_clients_ask_for_what_the_present_weights_have_computed",
     "kvcache.cache_log": "kvcache/test_cache_log.py::test_clients_ask_for_what_the_present_weights_have_computed",
