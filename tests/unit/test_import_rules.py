@@ -66,10 +66,10 @@ BELOW = {
     "display": {"outputs", "status"},
     "beam_search": {"lora", "outputs"},
     "values": {"lora"},
-    "inputs": set(),
+    "inputs": {"sampling_params"},
     "lora": {"sampling_params"},
     "pooling_params": {"sampling_params"},
-    "outputs": set(),
+    "outputs": {"lora"},
     "sampling_params": {"structured_outputs", "json_fields", "reasoning_tags"},
     "structured_outputs": {"short_tracebacks"},
     "status": set(),
@@ -93,6 +93,17 @@ BELOW = {
     "system": set(),
 }
 """What each layer may import itself; what those import in turn is below it, too."""
+
+UP_FOR_TYPES = {
+    # an error holds the output that the request had
+    ("errors", "outputs"),
+    # the arguments that `from_engine_args` takes: an object with the flags of commands
+    ("llm_engine", "engine_args"),
+    ("running_engine", "engine_args"),
+    # the generated types of options name a part's own
+    ("options", "config"),
+}
+"""Imports for type checkers alone that point up."""
 
 DOORS = {None, "__init__", "__main__"}
 """`raycore` itself, its command, and the folder of the parts."""
@@ -221,8 +232,10 @@ def test_a_layer_imports_only_what_is_below_it():
         if layer in DOORS:
             continue
         allowed = layers_below(layer) | {layer}
-        imported = {layer_of(module) for module in imports_of(path)} & set(BELOW)
-        wrong += [f"{name_of(path)} imports {other}" for other in sorted(imported - allowed)]
+        imported = {layer_of(module) for module in imports_of(path, for_types=True)} & set(BELOW)
+        up = {other for other in imported - allowed if (layer, other) in UP_FOR_TYPES}
+        up -= {layer_of(module) for module in imports_of(path)}
+        wrong += [f"{name_of(path)} imports {other}" for other in sorted(imported - allowed - up)]
     assert wrong == []
 
 
