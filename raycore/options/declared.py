@@ -6,7 +6,7 @@
         block_size: Annotated[int, msgspec.Meta(ge=1, le=1024), option("Tokens in a block of the KV cache.")] = 16
 
 `LLM(block_size=...)`, `--block-size` with its help text, Ray Serve's `block_size`, the checks and error messages, the
-types in `option_types.py` and the page `docs/options.md` all come from this field. This module itself declares no
+types in `types.py` and the page `docs/options.md` all come from this field. This module itself declares no
 options: see `raycore.config` and `raycore.server.options`.
 """
 
