@@ -46,7 +46,7 @@ NOT_CACHES = {
         parts.constraints.grammar.schema._Reduction._definitions
         kvcache.block_pool.BlockPool._cached
         node.listeners._offered
-        own_process._made
+        node.own_process._made
         running_engine._kept
         metrics.engines._engines
         sampling.logits.LogitsRules._failures
