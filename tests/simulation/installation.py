@@ -10,7 +10,7 @@ from simulation import front
 from simulation.ray import host, modules
 from simulation.world import guards, statements, system
 
-_NAMES = "client cluster control engine executor kvcache llm metrics pending recurring rpc running_engine scheduler"
+_NAMES = "client cluster control engine executor kvcache llm metrics recurring rpc running_engine scheduler"
 _SIDES = ("client", "cluster", "connectors", "control", "engine", "scheduler", "transfer")
 """Of each room in `raycore/parts`."""
 PACKAGES = [
