@@ -61,6 +61,7 @@ NOT_CACHES = {
         server.parsers.tool_calls.pythonic.PythonicParser._given
         server.responses.store.MemoryStore._entries
         server.route_index.RouteIndex._routes
+        server.service.Service._own
         simulation.deployment.Deployment._params
         parts.weights.worker.update.WeightUpdate._waiting
     """,
@@ -87,6 +88,8 @@ NOT_CACHES = {
     """,
     "constants": """
         decoder.network.NO_TAPS
+        models.spec.ModelSpec.mixer_kinds
+        models.spec.ModelSpec.mixers
         server.openapi.value_ranges._NOTHING
         text.gguf_tokenizer._GPT2
     """,
