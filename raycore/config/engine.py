@@ -27,7 +27,7 @@ from raycore.config.scheduler import SchedulerConfig
 from raycore.config.states import StateRows
 from raycore.errors import InitializationError
 from raycore.models.spec import ModelSpec
-from raycore.options.declared import option
+from raycore.options.declared import json_option, option
 from raycore.parts.adapters.config import LoRAConfig
 from raycore.parts.constraints.config.reasoning import ReasoningConfig, parse_reasoning_config
 from raycore.parts.constraints.config.structured_outputs import StructuredOutputsConfig, parse_structured_outputs_config
@@ -81,72 +81,60 @@ class EngineConfig(msgspec.Struct, frozen=True):
     ] = None
     profiler_config: Annotated[
         ProfilerConfig | None,
-        option(
+        json_option(
             "Lets start_profile() and stop_profile() profile steps with torch's profiler. Keys as in vLLM: profiler "
             "(torch), torch_profiler_dir, torch_profiler_with_stack, torch_profiler_record_shapes, "
             "torch_profiler_with_memory, torch_profiler_with_flops, torch_profiler_use_gzip, delay_iterations and "
             "max_iterations.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_profiler_config,
         ),
     ] = None
     weight_transfer_config: Annotated[
         WeightTransferConfig | None,
-        option(
+        json_option(
             "Lets a trainer change the weights of the running engine with update_weights(). Keys: backend, by which "
             "its tensors come (nccl: torch.distributed, which is Gloo on CPUs; ipc: memory of the node or GPU; ray: "
             "objects in Ray's store; disk: safetensors files), and timeout_s, how long workers wait for it.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_weight_transfer_config,
         ),
     ] = None
     speculative_config: Annotated[
         SpeculativeConfig | None,
-        option(
+        json_option(
             "Speculative decoding: a request's next tokens are guessed, and one step verifies several. Outputs stay "
             "the same. Keys as in vLLM: method (ngram, suffix, draft_model or eagle3), num_speculative_tokens, "
             "num_speculative_tokens_per_batch_size, model, draft_tensor_parallel_size, max_model_len, "
             "prompt_lookup_min, prompt_lookup_max, and those that begin with suffix_decoding_. Steps have guesses only "
             "while they pay, unless num_speculative_tokens_per_batch_size says how many.",
             flags=("-sc", "--speculative-config"),
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_speculative_config,
         ),
     ] = None
     kv_transfer_config: Annotated[
         KVTransferConfig | None,
-        option(
+        json_option(
             "Where keys and values of prefixes live besides the KV cache: a KV connector. Keys as in vLLM: "
             "kv_connector (OffloadConnector, PeersConnector, DisaggregationConnector, or the path of a class), "
             "kv_role, engine_id, kv_connector_extra_config, kv_connector_module_path and kv_load_failure_policy "
             "(recompute or fail).",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_kv_transfer_config,
         ),
     ] = None
     kv_events_config: Annotated[
         KVEventsConfig | None,
-        option(
+        json_option(
             "Tells other processes which blocks the prefix cache stores and removes. Keys as in vLLM: "
             "enable_kv_cache_events, publisher (zmq or null), endpoint, replay_endpoint, buffer_steps, hwm, "
             "max_queue_size and topic. Each rank publishes at the endpoint's port plus its number.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_kv_events_config,
         ),
     ] = None
     ec_transfer_config: Annotated[
         ECTransferConfig | None,
-        option(
+        json_option(
             "Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector, "
             "or a class of one's own), ec_role (ec_producer, ec_consumer or ec_both), engine_id and "
             "ec_connector_extra_config, with cpu_bytes_to_use, path and max_path_bytes.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_ec_transfer_config,
         ),
     ] = None
@@ -163,23 +151,19 @@ class EngineConfig(msgspec.Struct, frozen=True):
     ] = ()
     reasoning_config: Annotated[
         ReasoningConfig | None,
-        option(
+        json_option(
             "How the model writes its reasoning, for requests with thinking_token_budget. Keys as in vLLM: "
             "reasoning_parser, whose tags these are, reasoning_start_str and reasoning_end_str. Servers with "
             "--reasoning-parser need none. In Python, reasoning_parser=... is short for this.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_reasoning_config,
         ),
     ] = None
     structured_outputs_config: Annotated[
         StructuredOutputsConfig | None,
-        option(
+        json_option(
             "Settings of structured outputs. Keys as in vLLM: disable_any_whitespace, with which JSON of all requests "
             "has no white space between its parts, reasoning_parser and reasoning_parser_plugin, which stand for the "
             "options of these names. The others have no effect.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_structured_outputs_config,
         ),
     ] = None

@@ -11,7 +11,7 @@ from msgspec import Meta
 from raycore.checkpoint.sharded_state import Division, checked_pattern
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
-from raycore.options.declared import json_object, option
+from raycore.options.declared import json_object, json_option, option
 from raycore.options.numbers import whole_number
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -199,10 +199,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     model_loader_extra_config: Annotated[
         dict[str, str] | None,
-        option(
+        json_option(
             'With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern.',
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_loader_config,
         ),
     ] = None
@@ -245,10 +243,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     hf_overrides: Annotated[
         dict[str, Any] | None,
-        option(
+        json_option(
             "What counts instead of values in the checkpoint's config.json. Objects are merged.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_overrides,
         ),
     ] = None
@@ -277,10 +273,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     override_generation_config: Annotated[
         dict[str, Any] | None,
-        option(
+        json_option(
             'Defaults of sampling parameters that count instead of those of generation_config: {"temperature": 0.5}.',
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=_generation_overrides,
         ),
     ] = None

@@ -95,6 +95,14 @@ def option(
     return msgspec.Meta(description=text, extra={_DECLARED: declared})
 
 
+def json_option(
+    text: str, *, convert: Callable[[Any], Any], flags: tuple[str, ...] = (), default: str | None = None
+) -> msgspec.Meta:
+    """Declare a field as an option whose value is given as a dict, or as the text of a JSON object: see `option`."""
+    expected = "a dict or a JSON object"
+    return option(text, flags=flags, metavar="JSON", default=default, expected=expected, convert=convert)
+
+
 class Option:
     """An option of an engine or a server: its names, type, range and default."""
 

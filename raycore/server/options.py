@@ -18,7 +18,7 @@ from msgspec import Meta
 from raycore import plugins
 from raycore.errors import InvalidConfig
 from raycore.json_fields import shortened
-from raycore.options.declared import check_options, json_object, option, options_of, settings_of
+from raycore.options.declared import check_options, json_object, json_option, option, options_of, settings_of
 from raycore.options.vllm_options import VllmOption, without_effect
 from raycore.plain_errors import unsupported_value
 from raycore.server.http_options import HTTP_OPTIONS, HttpOptions
@@ -209,11 +209,9 @@ class ServerOptions(msgspec.Struct, frozen=True):
     """Jinja text, or the name of one of the checkpoint's templates."""
     default_chat_template_kwargs: Annotated[
         dict[str, Any],
-        option(
+        json_option(
             'Variables of the chat template for requests that don\'t set them, such as {"enable_thinking": false}.',
-            metavar="JSON",
             default="none",
-            expected="a dict or a JSON object",
             convert=_template_kwargs,
         ),
     ] = {}

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Meta
 
 from raycore.errors import InvalidConfig
-from raycore.options.declared import json_object, option
+from raycore.options.declared import json_object, json_option, option
 from raycore.options.numbers import Count
 
 _DEFAULT_LIMIT = 999
@@ -123,11 +123,9 @@ class MultiModalConfig(msgspec.Struct, frozen=True):
     ] = False
     mm_processor_kwargs: Annotated[
         dict[str, Any] | None,
-        option(
+        json_option(
             "Settings of the checkpoint's image processor, such as max_pixels, size or do_pan_and_scan. Requests may "
             "have others.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=_processor_kwargs,
         ),
     ] = None
@@ -141,11 +139,9 @@ class MultiModalConfig(msgspec.Struct, frozen=True):
     ] = 4.0
     media_io_kwargs: Annotated[
         dict[str, Any] | None,
-        option(
+        json_option(
             'How images are read: {"image": {"rgba_background_color": [255, 255, 255]}} is the color behind '
             "transparent ones.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_media_io,
         ),
     ] = None

@@ -12,7 +12,7 @@ from msgspec import Meta
 from raycore.checkpoint.model_spec import pools_by_itself
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.json_fields import JsonFields
-from raycore.options.declared import json_object, option, settings_of
+from raycore.options.declared import json_object, json_option, option, settings_of
 from raycore.options.vllm_options import ANY, VllmOption, without_effect
 from raycore.parts.pooling.models.forms import PoolingChoice
 from raycore.parts.pooling.models.pooling import PoolingSpec, SequencePooling, TokenPooling
@@ -125,21 +125,17 @@ class PoolingConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "auto"
     pooler_config: Annotated[
         PoolerConfig | None,
-        option(
+        json_option(
             "How a model pools, if not as its checkpoint says. Keys as in vLLM: pooling_type, seq_pooling_type (LAST, "
             "MEAN or CLS), tok_pooling_type (ALL or STEP), use_activation, dimensions, logit_mean, logit_sigma, "
             "step_tag_id, returned_token_ids and task.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_pooler_config,
         ),
     ] = None
     override_pooler_config: Annotated[
         PoolerConfig | None,
-        option(
+        json_option(
             "The same as pooler_config, under an older name.",
-            metavar="JSON",
-            expected="a dict or a JSON object",
             convert=parse_pooler_config,
         ),
     ] = None
