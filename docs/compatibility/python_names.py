@@ -115,7 +115,7 @@ def _fields(name: str, fields: dict[str, Any], ours: Any) -> Iterator[Entry]:
 def _settings(name: str, fields: dict[str, Any]) -> Iterator[Entry]:
     struct, table = SETTINGS[name]
     known = _fields_of(_found(struct))
-    without_effect: dict[str, VllmOption] = _found(table) if table else {}
+    without_effect: dict[str, VllmOption] = {each.name: each for each in (_found(table) if table else ())}
     for field, default in fields.items():
         key = f"python/{name}.{field}"
         if field in known:

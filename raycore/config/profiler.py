@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -91,27 +90,24 @@ def checked_prefix(prefix: str | None) -> str | None:
 
 _ONLY_TORCH = "only profiler='torch' is supported"
 
-_WITHOUT_EFFECT: Mapping[str, VllmOption] = {
-    each.name: each
-    for each in (
-        VllmOption("torch_profiler_activities", (None,), "workers record their CPU, and their GPU if they have one"),
-        VllmOption("torch_profiler_dump_cuda_time_total", (True, False), "no table is written beside the trace"),
-        VllmOption("ignore_frontend", (True, False), "the caller's process is never profiled"),
-        VllmOption("capture_torch_profiler", (False,), "the capture of CUDA graphs isn't profiled"),
-        VllmOption("detailed_trace_annotation", (False,), "each step has only its numbers of requests and tokens"),
-        VllmOption("warmup_iterations", (0,), "there is no profiler schedule (use delay_iterations)"),
-        VllmOption("wait_iterations", (0,), "there is no profiler schedule (use delay_iterations)"),
-        VllmOption("active_iterations", (5,), "there is no profiler schedule (use max_iterations)"),
-        VllmOption("proton_profiler_dir", ("",), _ONLY_TORCH),
-        VllmOption("proton_context", ("shadow",), _ONLY_TORCH),
-        VllmOption("proton_data", ("tree",), _ONLY_TORCH),
-        VllmOption("proton_backend", (None,), _ONLY_TORCH),
-        VllmOption("proton_mode", (None,), _ONLY_TORCH),
-        VllmOption("proton_hook", (None,), _ONLY_TORCH),
-        VllmOption("proton_output_format", (None,), _ONLY_TORCH),
-        VllmOption("proton_graph_attribution", (False,), _ONLY_TORCH),
-    )
-}
+_WITHOUT_EFFECT = (
+    VllmOption("torch_profiler_activities", (None,), "workers record their CPU, and their GPU if they have one"),
+    VllmOption("torch_profiler_dump_cuda_time_total", (True, False), "no table is written beside the trace"),
+    VllmOption("ignore_frontend", (True, False), "the caller's process is never profiled"),
+    VllmOption("capture_torch_profiler", (False,), "the capture of CUDA graphs isn't profiled"),
+    VllmOption("detailed_trace_annotation", (False,), "each step has only its numbers of requests and tokens"),
+    VllmOption("warmup_iterations", (0,), "there is no profiler schedule (use delay_iterations)"),
+    VllmOption("wait_iterations", (0,), "there is no profiler schedule (use delay_iterations)"),
+    VllmOption("active_iterations", (5,), "there is no profiler schedule (use max_iterations)"),
+    VllmOption("proton_profiler_dir", ("",), _ONLY_TORCH),
+    VllmOption("proton_context", ("shadow",), _ONLY_TORCH),
+    VllmOption("proton_data", ("tree",), _ONLY_TORCH),
+    VllmOption("proton_backend", (None,), _ONLY_TORCH),
+    VllmOption("proton_mode", (None,), _ONLY_TORCH),
+    VllmOption("proton_hook", (None,), _ONLY_TORCH),
+    VllmOption("proton_output_format", (None,), _ONLY_TORCH),
+    VllmOption("proton_graph_attribution", (False,), _ONLY_TORCH),
+)
 """vLLM's other settings. Values other than these are refused."""
 
 

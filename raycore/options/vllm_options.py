@@ -7,7 +7,7 @@ So scripts and command lines that set such an option to its default run unchange
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from raycore.errors import InvalidConfig
@@ -68,16 +68,16 @@ class VllmOption(NamedTuple):
         return f"; omit it, or give {' or '.join(map(repr, usable))}" if usable else "; omit it"
 
 
-def without_effect(option: str, given: dict[str, Any], settings: Mapping[str, VllmOption]) -> dict[str, Any]:
+def without_effect(option: str, given: dict[str, Any], settings: Iterable[VllmOption]) -> dict[str, Any]:
     """Check those settings of an option, an object in JSON, that raycore doesn't have. Return the other settings.
 
     Raises:
         InvalidConfig: one of them has a value that raycore does not support.
     """
-    for name, value in given.items():
-        if name in settings:
-            try:
-                settings[name].check(value)
-            except InvalidConfig as error:
-                raise InvalidConfig(f"{option}: {error}") from None
-    return {name: value for name, value in given.items() if name not in settings}
+    own = dict(given)
+    for each in settings:
+        try:
+            each.check(own.pop(each.name, None))
+        except InvalidConfig as error:
+            raise InvalidConfig(f"{option}: {error}") from None
+    return own

@@ -52,9 +52,7 @@ RESERVED_TEMPLATE_VARIABLES = frozenset(
 
 _Count = Annotated[int, Meta(ge=1)]
 
-_WITHOUT_EXPERTS = {
-    each.name: each for each in [VllmOption("is_3d_lora_weight", (False, None), "adapters of experts aren't supported")]
-}
+_WITHOUT_EXPERTS = (VllmOption("is_3d_lora_weight", (False, None), "adapters of experts aren't supported"),)
 """vLLM's settings of an adapter that raycore doesn't have."""
 
 

@@ -63,11 +63,11 @@ _OLD_NAMES = {"normalize": "use_activation", "activation": "use_activation", "so
 _OLD_NAMES["logit_bias"] = "logit_mean"
 """What older versions of vLLM call settings."""
 _LENGTHS = "longer prompts are refused: use truncate_prompt_tokens"
-_WITHOUT_EFFECT: Mapping[str, VllmOption] = {
-    "enable_chunked_processing": VllmOption("enable_chunked_processing", (False,), _LENGTHS),
-    "max_embed_len": VllmOption("max_embed_len", (None,), _LENGTHS),
-    "enable_flash_late_interaction": VllmOption("enable_flash_late_interaction", (ANY,), "it has no effect"),
-}
+_WITHOUT_EFFECT = (
+    VllmOption("enable_chunked_processing", (False,), _LENGTHS),
+    VllmOption("max_embed_len", (None,), _LENGTHS),
+    VllmOption("enable_flash_late_interaction", (ANY,), "it has no effect"),
+)
 
 
 def parse_pooler_config(value: str | dict[str, Any] | PoolerConfig | None) -> PoolerConfig | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,15 +23,12 @@ class StructuredOutputsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields
     """The option of this name, where that isn't given."""
 
 
-_WITHOUT_EFFECT: Mapping[str, VllmOption] = {
-    each.name: each
-    for each in (
-        VllmOption("backend", GRAMMAR_BACKENDS, "structured outputs always use llguidance"),
-        VllmOption("disable_fallback", (True, False), "structured outputs always use llguidance"),
-        VllmOption("disable_additional_properties", (False,), "the schema says it"),
-        VllmOption("enable_in_reasoning", (False,), "the reasoning is never constrained"),
-    )
-}
+_WITHOUT_EFFECT = (
+    VllmOption("backend", GRAMMAR_BACKENDS, "structured outputs always use llguidance"),
+    VllmOption("disable_fallback", (True, False), "structured outputs always use llguidance"),
+    VllmOption("disable_additional_properties", (False,), "the schema says it"),
+    VllmOption("enable_in_reasoning", (False,), "the reasoning is never constrained"),
+)
 """vLLM's other settings. Values other than these are refused."""
 
 

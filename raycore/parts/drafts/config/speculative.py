@@ -112,32 +112,29 @@ _SAME_VOCABULARY = "the draft model needs the target's tokenizer"
 _OTHER_METHOD = "its method isn't supported"
 _BOTH = (True, False)
 
-_WITHOUT_EFFECT: Mapping[str, VllmOption] = {
-    each.name: each
-    for each in (
-        VllmOption("rejection_sample_method", ("standard",), _ONE_WAY),
-        VllmOption("draft_sample_method", ("greedy", "probabilistic"), _ONE_WAY),
-        VllmOption("synthetic_acceptance_rates", (None,), _ONE_WAY),
-        VllmOption("synthetic_acceptance_length", (None,), _ONE_WAY),
-        VllmOption("disable_padded_drafter_batch", _BOTH, "batches of drafts are never padded"),
-        VllmOption("parallel_drafting", (False,), _ONE_BY_ONE),
-        VllmOption("enforce_eager", _BOTH, "drafts are computed without CUDA graphs"),
-        VllmOption("tensor_parallel_size", (None,), "use draft_tensor_parallel_size"),
-        VllmOption("quantization", (None,), "draft models aren't quantized"),
-        VllmOption("moe_backend", (None, "auto"), _AS_TARGET),
-        VllmOption("attention_backend", (None, "auto"), _AS_TARGET),
-        VllmOption("kv_cache_dtype", (None, "auto"), "the draft model's KV cache stores what the target's stores"),
-        VllmOption("draft_load_config", (None,), _AS_TARGET),
-        VllmOption("revision", (None,), _NO_HUB),
-        VllmOption("code_revision", (None,), _NO_HUB),
-        VllmOption("use_heterogeneous_vocab", (False,), _SAME_VOCABULARY),
-        VllmOption("use_local_argmax_reduction", _BOTH, "drafts follow the requests' sampling parameters"),
-        VllmOption("disable_eagle_block_drop", _BOTH, "blocks in the prefix cache are always used"),
-        VllmOption("index_share_for_mtp_iteration", (None,), _OTHER_METHOD),
-        VllmOption("dspark_draft_topk", (None,), _OTHER_METHOD),
-        VllmOption("enable_adaptive_verification", (False,), _OTHER_METHOD),
-    )
-}
+_WITHOUT_EFFECT = (
+    VllmOption("rejection_sample_method", ("standard",), _ONE_WAY),
+    VllmOption("draft_sample_method", ("greedy", "probabilistic"), _ONE_WAY),
+    VllmOption("synthetic_acceptance_rates", (None,), _ONE_WAY),
+    VllmOption("synthetic_acceptance_length", (None,), _ONE_WAY),
+    VllmOption("disable_padded_drafter_batch", _BOTH, "batches of drafts are never padded"),
+    VllmOption("parallel_drafting", (False,), _ONE_BY_ONE),
+    VllmOption("enforce_eager", _BOTH, "drafts are computed without CUDA graphs"),
+    VllmOption("tensor_parallel_size", (None,), "use draft_tensor_parallel_size"),
+    VllmOption("quantization", (None,), "draft models aren't quantized"),
+    VllmOption("moe_backend", (None, "auto"), _AS_TARGET),
+    VllmOption("attention_backend", (None, "auto"), _AS_TARGET),
+    VllmOption("kv_cache_dtype", (None, "auto"), "the draft model's KV cache stores what the target's stores"),
+    VllmOption("draft_load_config", (None,), _AS_TARGET),
+    VllmOption("revision", (None,), _NO_HUB),
+    VllmOption("code_revision", (None,), _NO_HUB),
+    VllmOption("use_heterogeneous_vocab", (False,), _SAME_VOCABULARY),
+    VllmOption("use_local_argmax_reduction", _BOTH, "drafts follow the requests' sampling parameters"),
+    VllmOption("disable_eagle_block_drop", _BOTH, "blocks in the prefix cache are always used"),
+    VllmOption("index_share_for_mtp_iteration", (None,), _OTHER_METHOD),
+    VllmOption("dspark_draft_topk", (None,), _OTHER_METHOD),
+    VllmOption("enable_adaptive_verification", (False,), _OTHER_METHOD),
+)
 """vLLM's other settings. Values other than these are refused."""
 
 

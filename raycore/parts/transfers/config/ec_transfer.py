@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -51,15 +50,12 @@ class ECTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.ec_role != "ec_producer"
 
 
-_WITHOUT_EFFECT: Mapping[str, VllmOption] = {
-    each.name: each
-    for each in (
-        VllmOption("ec_buffer_device", ("cpu", "cuda"), "embeddings are moved without a buffer"),
-        VllmOption("ec_buffer_size", (ANY,), "embeddings are moved without a buffer"),
-        VllmOption("ec_ip", (ANY,), "workers share a directory"),
-        VllmOption("ec_port", (ANY,), "workers share a directory"),
-    )
-}
+_WITHOUT_EFFECT = (
+    VllmOption("ec_buffer_device", ("cpu", "cuda"), "embeddings are moved without a buffer"),
+    VllmOption("ec_buffer_size", (ANY,), "embeddings are moved without a buffer"),
+    VllmOption("ec_ip", (ANY,), "workers share a directory"),
+    VllmOption("ec_port", (ANY,), "workers share a directory"),
+)
 """vLLM's other settings. Values other than these are refused."""
 
 

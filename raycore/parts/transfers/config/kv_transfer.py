@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -85,14 +84,11 @@ class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.enable_kv_cache_events and self.publisher != "null"
 
 
-_WITHOUT_EFFECT: Mapping[str, VllmOption] = {
-    each.name: each
-    for each in (
-        VllmOption("kv_buffer_device", ("cpu", "cuda"), "connectors choose their buffers themselves"),
-        VllmOption("kv_port", (ANY,), "ranks tell each other their addresses"),
-        VllmOption("enable_permute_local_kv", (False,), "all ranks have the same layout"),
-    )
-}
+_WITHOUT_EFFECT = (
+    VllmOption("kv_buffer_device", ("cpu", "cuda"), "connectors choose their buffers themselves"),
+    VllmOption("kv_port", (ANY,), "ranks tell each other their addresses"),
+    VllmOption("enable_permute_local_kv", (False,), "all ranks have the same layout"),
+)
 """vLLM's other settings. Values other than these are refused."""
 
 
