@@ -173,7 +173,7 @@ def _type_text(hint: Any) -> str:
     )
 
 
-FILES = {ROOT / "docs" / "options.md": page, ROOT / "raycore" / "config" / "option_types.py": types}
+FILES = {ROOT / "docs" / "options.md": page, ROOT / "raycore" / "options" / "types.py": types}
 """The functions that generate each file's text, by path."""
 
 if __name__ == "__main__":
