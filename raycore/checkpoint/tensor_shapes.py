@@ -13,7 +13,7 @@ from raycore.models.linears import dense_linears
 from raycore.models.quantization import MXFP4_GROUP
 from raycore.models.spec import ModelSpec
 from raycore.parts.drafts.checkpoint import Eagle3Spec
-from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES, MoeSpec, has_stacked_experts
+from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES, ExpertNames, MoeSpec, has_stacked_experts
 from raycore.parts.images.checkpoint.vision_tensors import vision_tensors
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
@@ -99,14 +99,15 @@ def _expert_tensors(spec: ModelSpec, moe: MoeSpec, prefix: str, has_tensor: Call
     if moe.router.has_correction:
         yield f"{block}{names.correction}", (num,)
     if moe.shared is not None:
-        yield from _network(f"{block}{names.shared}.", moe, moe.shared.intermediate_size, hidden)
+        # whatever the projections of experts are called
+        yield from _network(f"{block}{names.shared}.", ExpertNames(), moe.shared.intermediate_size, hidden)
         if moe.shared.has_gate:
             yield f"{block}{names.shared_gate}.weight", (1, hidden)
     if is_stacked:
         yield from _stacked_experts(f"{block}experts.", moe, hidden, has_tensor)
         return
     for expert in range(num):
-        yield from _network(f"{block}experts.{expert}.", moe, size, hidden, has_bias=moe.has_bias)
+        yield from _network(f"{block}experts.{expert}.", names, size, hidden, has_bias=moe.has_bias)
 
 
 def _stacked_experts(prefix: str, moe: MoeSpec, hidden: int, has_tensor: Callable[[str], bool]) -> Shapes:
@@ -122,8 +123,7 @@ def _stacked_experts(prefix: str, moe: MoeSpec, hidden: int, has_tensor: Callabl
             yield f"{prefix}{name}_bias", (moe.num_experts, shape[0])
 
 
-def _network(prefix: str, moe: MoeSpec, size: int, hidden: int, *, has_bias: bool = False) -> Shapes:
-    names = moe.names
+def _network(prefix: str, names: ExpertNames, size: int, hidden: int, *, has_bias: bool = False) -> Shapes:
     for name, shape in ((names.gate, (size, hidden)), (names.up, (size, hidden)), (names.down, (hidden, size))):
         yield f"{prefix}{name}.weight", shape
         if has_bias:

@@ -14,7 +14,14 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from raycore.parts.experts.models import MXFP4_NUMBERS, ExpertShare, MoeSpec, has_mxfp4_experts, has_stacked_experts
+from raycore.parts.experts.models import (
+    MXFP4_NUMBERS,
+    ExpertNames,
+    ExpertShare,
+    MoeSpec,
+    has_mxfp4_experts,
+    has_stacked_experts,
+)
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
@@ -165,7 +172,9 @@ class MoeLayout:
             self._share.empty(2 * len(rows), hidden), self._share.empty(hidden, len(rows)), gate_1D
         )
         prefix = f"{block}.{self._names.shared}"
-        self._fill_network(prefix, shared.intermediate_size, rows, ExpertWeights(out.gate_up_FD, out.down_DF))
+        own = ExpertWeights(out.gate_up_FD, out.down_DF)
+        # whatever the projections of experts are called
+        self._fill_network(prefix, ExpertNames(), shared.intermediate_size, rows, own)
         return out
 
     def _empty_experts(self, num_rows: int, num_columns: int, first_column: int = 0) -> Weight:
@@ -179,11 +188,11 @@ class MoeLayout:
         return stacked.map_tensors(lambda each: each.view(num, num_rows, each.shape[1]))
 
     def _fill_single(self, prefix: str, expert: int, out: ExpertWeights) -> None:
-        self._fill_network(f"{prefix}.{expert}", self._moe.intermediate_size, self._local.rows, out)
+        self._fill_network(f"{prefix}.{expert}", self._names, self._moe.intermediate_size, self._local.rows, out)
 
-    def _fill_network(self, prefix: str, size: int, rows: range, out: ExpertWeights) -> None:
+    def _fill_network(self, prefix: str, names: ExpertNames, size: int, rows: range, out: ExpertWeights) -> None:
         """Fill the `rows` of a network of `size` rows, whose projections have tensors of their own."""
-        part, hidden, names = _as_slice(rows), self._hidden, self._names
+        part, hidden = _as_slice(rows), self._hidden
         for name, out_FD in zip((names.gate, names.up), _halves(out.gate_up_FD), strict=True):
             self._fill(out_FD, f"{prefix}.{name}.weight", (size, hidden), (part,))
         self._fill(out.down_DF, f"{prefix}.{names.down}.weight", (hidden, size), (slice(None), part))
