@@ -29,6 +29,7 @@ from raycore.models.gpt_oss import GPT_OSS
 from raycore.models.granite import GRANITE
 from raycore.models.granite_hybrid import GRANITE_HYBRID
 from raycore.models.hunyuan import HUNYUAN
+from raycore.models.kimi_linear import KIMI_LINEAR
 from raycore.models.lfm2 import LFM2, LFM2_MOE
 from raycore.models.llama import LLAMA
 from raycore.models.minimax_m2 import MINIMAX_M2
@@ -76,6 +77,7 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
+    "KimiLinearForCausalLM": KIMI_LINEAR,
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2_MOE,
     "Olmo2ForCausalLM": OLMO2,

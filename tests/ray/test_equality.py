@@ -113,7 +113,10 @@ SHAPES = {
 }
 """By base. What one rank's worker computes is compared above, and what two or four compute in files of their own."""
 FAMILIES_OF_BASES = {"llama2": ("llama3", "mixtral"), "qwen3_next": ("qwen3_next",)}
-KINDS = {"llama2": ("gemma3", "gpt_oss", "deepseek_v3"), "qwen3_next": ("qwen3_5_moe", "granitemoehybrid")}
+KINDS = {
+    "llama2": ("gemma3", "gpt_oss", "deepseek_v3"),
+    "qwen3_next": ("qwen3_5_moe", "granitemoehybrid", "kimi_linear"),
+}
 """More families, whose layers keep other things."""
 SHAPE_OF_ALL_KINDS = (2, 2, False)
 

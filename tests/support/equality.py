@@ -184,7 +184,7 @@ FAMILIES_WITHOUT_OVERLAP = ("llama2", "multi_query")
 """Several workers compute only these without a step more in flight. One worker computes every family both ways."""
 
 
-FAMILIES_OF_KINDS = ("gemma3", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid", "lfm2")
+FAMILIES_OF_KINDS = ("gemma3", "gpt_oss", "deepseek_v3", "qwen3_next", "kimi_linear", "granitemoehybrid", "lfm2")
 """Families with each kind of layers that keep something else than all keys and values."""
 
 

@@ -372,6 +372,29 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_only_layers": [1],
         },
     ),
+    # a decay of each channel, latent attention without rotation, and experts in groups
+    "kimi_linear": (
+        "KimiLinearConfig",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            "kv_lora_rank": 24,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+            "linear_num_heads": 4,
+            "linear_head_dim": 24,
+            "linear_conv_kernel_dim": 3,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        },
+    ),
     "qwen3_5": (
         "Qwen3_5TextConfig",
         {
@@ -536,6 +559,11 @@ def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
         quantize_experts(path, _plain(path))
     _tokenizer().save(str(path / "tokenizer.json"))
     return path
+
+
+def name_in_checkpoint(name: str) -> str:
+    """What a module or a tensor that transformers calls `name` is called in checkpoints."""
+    return name.replace(".forget_gate.", ".")
 
 
 def _plain(path: Path) -> Path:

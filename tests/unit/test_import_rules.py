@@ -151,6 +151,7 @@ CIRCLES_OF_TYPES = {
     ("raycore.parts.images.models", "raycore.models.spec"),
     ("raycore.models.mixers.attention", "raycore.models.spec"),
     ("raycore.models.mixers.delta", "raycore.models.spec"),
+    ("raycore.models.mixers.kda", "raycore.models.spec"),
     ("raycore.models.mixers.kinds", "raycore.models.spec"),
     ("raycore.models.mixers.latent", "raycore.models.spec"),
     ("raycore.models.mixers.mamba2", "raycore.models.spec"),

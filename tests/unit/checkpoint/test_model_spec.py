@@ -12,6 +12,8 @@ from raycore.checkpoint.model_spec import load_model_spec
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.kda import KdaSpec
+from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.rotation import RopeScaling, Rotation
@@ -19,7 +21,7 @@ from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, SharedExperts
 
 HYBRID = "GraniteMoeHybridForCausalLM"
-LFM2 = "Lfm2ForCausalLM"
+LFM2, KIMI_LINEAR = "Lfm2ForCausalLM", "KimiLinearForCausalLM"
 LLAMA31_SCALING = {
     "factor": 8.0,
     "low_freq_factor": 1.0,
@@ -572,6 +574,52 @@ def test_layers_of_qwen3_next_keep_states_and_attention_has_gates(tmp_path: Path
 def test_what_layers_with_states_need_is_checked(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidCheckpoint, match=message):
         spec_of(tmp_path, "Qwen3_5ForCausalLM", num_hidden_layers=4, **config)
+
+
+def test_kimi_linear_is_read_as_it_was_published_and_as_transformers_saves_it(tmp_path: Path) -> None:
+    states = {"num_heads": 8, "head_dim": 64, "short_conv_kernel_size": 3, "full_attn_layers": [2, 5]}
+    sizes = {"num_hidden_layers": 5, "num_experts": 64, "tie_word_embeddings": False}
+    published: dict[str, Any] = {"linear_attn_config": states, "first_k_dense_replace": 2, "num_experts_per_token": 4}
+    published |= {"num_shared_experts": 2, "num_expert_group": 4, "topk_group": 2, "moe_renormalize": False}
+    published |= {"model_max_length": 4096, "head_dim": 72, "num_key_value_heads": 32, "moe_layer_freq": 1}
+    spec = spec_of(tmp_path, KIMI_LINEAR, **sizes, **published)
+    full = [False, True, False, False, True]
+    assert spec.state == KdaSpec([not each for each in full], num_v_heads=8, k_dim=64, v_dim=64, conv_size=3)
+    assert spec.latent == LatentHeads(512, 128, 64, 128)
+    assert (spec.rotations, spec.attention_scale, spec.head_dim) == ([None] * 5, 192**-0.5, 64)
+    assert (spec.max_position_embeddings, spec.rms_norm_eps) == (4096, 1e-5)
+    router = ExpertChoice("sigmoid", False, True, num_groups=4, num_chosen_groups=2, scaling=2.446, in_float32=True)
+    assert spec.moe is not None
+    assert (spec.moe.sparse_layers, spec.moe.num_experts_per_tok) == ([False] * 2 + [True] * 3, 4)
+    assert (spec.moe.router, spec.moe.names.block) == (router, "block_sparse_moe")
+    assert spec.moe.shared is not None
+    assert (spec.moe.shared.intermediate_size, spec.names.down) == (2048, "mlp.down_proj")
+    of_states = {"linear_num_heads": 8, "linear_head_dim": 64, "linear_conv_kernel_dim": 3}
+    layer_types = ["full_attention" if each else "linear_attention" for each in full]
+    saved = published | of_states | {"layer_types": layer_types, "mlp_layer_types": ["dense"] * 2 + ["sparse"] * 3}
+    del saved["linear_attn_config"], saved["first_k_dense_replace"]
+    same = spec_of(tmp_path, KIMI_LINEAR, **sizes, **saved)
+    assert same.names.down == "block_sparse_moe.down_proj"
+    assert msgspec.structs.replace(same, names=spec.names) == spec
+    bare = spec_of(tmp_path, KIMI_LINEAR, num_hidden_layers=9)
+    assert bare.state is not None
+    assert [layer for layer, is_state in enumerate(bare.state.layers) if not is_state] == [4, 8]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"mla_use_nope": False}, "mla_use_nope=False: expected true, because latent attention with rotation"),
+        ({"moe_router_activation_func": "softmax"}, "moe_router_activation_func='softmax': expected sigmoid"),
+        ({"moe_layer_freq": 2}, "moe_layer_freq=2: expected 1"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu': expected silu"),
+        ({"linear_attn_config": {"full_attn_layers": []}}, "one of these at least"),
+        ({"linear_attn_config": {"short_conv_kernel_size": 1}}, "linear_conv_kernel_dim=1: expected an integer"),
+    ],
+)
+def test_what_kimi_linear_needs_is_checked(tmp_path: Path, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidCheckpoint, match=message):
+        spec_of(tmp_path, KIMI_LINEAR, num_hidden_layers=6, **config)
 
 
 def test_key_heads_of_states_are_divided_over_tensor_parallel_ranks(tmp_path: Path) -> None:

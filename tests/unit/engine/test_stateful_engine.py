@@ -23,7 +23,7 @@ from raycore.parts.drafts.scheduler.speculation import Speculation
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 
-FAMILIES = {"qwen3_next": 1 << 19, "granitemoehybrid": 1 << 19, "lfm2": 1 << 17}
+FAMILIES = {"qwen3_next": 1 << 19, "granitemoehybrid": 1 << 19, "kimi_linear": 1 << 19, "lfm2": 1 << 17}
 """With bytes that hold the states of a few requests, and fewer blocks than these could use."""
 NUM_NEW = 20
 RNG = random.Random(5)
@@ -139,6 +139,8 @@ def test_borders_of_chunks_change_no_token(path: Path, expected: list[list[int]]
 
 @pytest.mark.parametrize("options", BATCH_INVARIANT)
 def test_bits_are_the_same_however_a_prompt_is_computed(path: Path, options: dict[str, Any]) -> None:
+    if path.name == "kimi_linear" and "kv_cache_dtype" in options:
+        pytest.skip("latents aren't kept in integers")
     alone = logprobs(engine(path, **options, enable_prefix_caching=False), LONG)
     core = engine(path, **options, max_num_batched_tokens=11)
     generate(core, [PROMPTS[2], LONG[:7]])

@@ -65,6 +65,17 @@ STATES = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
 }
+KDA = {
+    "architectures": ["KimiLinearForCausalLM"],
+    "layer_types": ["linear_attention", "full_attention"],
+    "mlp_layer_types": ["dense", "dense"],
+    "linear_num_heads": 8,
+    "linear_head_dim": 64,
+    "kv_lora_rank": 128,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+}
 SHORT_CONVOLUTIONS = {
     "architectures": ["Lfm2ForCausalLM"],
     "layer_types": ["conv", "full_attention"],
@@ -198,6 +209,10 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
         (STATES | DRAFTS, MANY, "bfloat16", False),
         (STATES, BIG, "float32", False),
         (STATES, BIG, "bfloat16", True),
+        (KDA, MANY, "float32", False),
+        (KDA | DRAFTS, MANY, "bfloat16", False),
+        (KDA, BIG, "float32", False),
+        (KDA, BIG, "bfloat16", True),
         (SHORT_CONVOLUTIONS, MANY, "float32", False),
         (SHORT_CONVOLUTIONS | DRAFTS, MANY, "bfloat16", False),
         (SHORT_CONVOLUTIONS, BIG, "float32", True),

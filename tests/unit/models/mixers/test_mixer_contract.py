@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from families import auto_class, make_checkpoint
+from families import auto_class, make_checkpoint, name_in_checkpoint
 from torch import nn
 from transformers import AutoConfig
 
@@ -38,7 +38,7 @@ FAMILIES = [
     *("qwen2", "qwen3", "phi3", "olmo2", "gpt_oss", "multi_query"),
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     *("qwen3_next", "qwen3_5", "granitemoehybrid", "granitemoehybrid_groups"),
-    *("lfm2", "lfm2_moe"),
+    *("kimi_linear", "lfm2", "lfm2_moe"),
 ]
 """With each kind of mixer, and with each form of its tensors."""
 
@@ -148,7 +148,7 @@ def test_adapters_may_change_the_linear_layers_that_peft_finds(checkpoint: tuple
     path, spec = checkpoint
     with torch.device("meta"):
         network: Any = auto_class(AutoConfig.from_pretrained(path)).from_config(AutoConfig.from_pretrained(path))
-    modules = {name: each for name, each in network.named_modules() if isinstance(each, nn.Linear)}
+    modules = {name_in_checkpoint(name): each for name, each in network.named_modules() if isinstance(each, nn.Linear)}
     for layer, mixer in enumerate(spec.mixers):
         assert all(len(linear.outputs) <= MAX_PARTS for linear in mixer.adapted_linears(spec).values())
         for name, shape in mixer.adapted_shapes(spec).items():

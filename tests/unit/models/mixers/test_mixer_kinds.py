@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[4] / "raycore"
 MIXERS = re.compile(r"models/mixers/")
 """Where mixers are declared. What computes them is made for one kind, and needs not ask either."""
 KINDS = re.compile(
-    r"(Attention|Latent)(Heads|Weights|Mixer)|(Delta|Mamba2|ShortConv)(Spec|Weights|Mixer|Layer)|StateSpec|StateMixer"
+    r"(Attention|Latent)(Heads|Weights|Mixer)|(Delta|Kda|Mamba2|ShortConv)(Spec|Weights|Mixer|Layer)|StateSpec|StateMixer"
 )
 """Their classes, and those of their weights."""
 

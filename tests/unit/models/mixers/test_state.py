@@ -14,6 +14,7 @@ from raycore.checkpoint.sharded_state import Division, Shard, ShardPaths
 from raycore.decoder.delta_mixer import DeltaWeights
 from raycore.decoder.mamba2_mixer import Mamba2Weights
 from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.kinds import StateSpec
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.short_conv import ShortConvSpec
@@ -127,9 +128,10 @@ def test_ranks_share_the_only_group_of_mamba2_and_divide_several(num_groups: int
     [
         STATE,
         Mamba2Spec([True, False], 8, k_dim=6, v_dim=10, conv_size=3, num_groups=1, has_conv_bias=True),
+        KdaSpec([True, False], 4, k_dim=6, v_dim=6, conv_size=3),
         ShortConvSpec([True, False], HIDDEN, conv_size=3, has_bias=True),
     ],
-    ids=["gated delta rule", "Mamba-2", "short convolution"],
+    ids=["gated delta rule", "Mamba-2", "Kimi's delta attention", "short convolution"],
 )
 def test_a_ranks_share_is_read_again_as_it_was_written(tmp_path: Path, state: StateSpec) -> None:
     spec = replace(SPEC, state=state)

@@ -15,6 +15,7 @@ from raycore.checkpoint.stages import Stage
 from raycore.decoder.decoder import Decoder
 from raycore.kernels import library as kernels
 from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.short_conv import ShortConvSpec
@@ -57,6 +58,7 @@ DIRECT = msgspec.structs.replace(LATENT, latent=msgspec.structs.replace(LATENT.l
 MAMBA = msgspec.structs.replace(
     MODEL, state=Mamba2Spec([True, False, True], 4, 6, v_dim=10, conv_size=3, num_groups=1, has_conv_bias=True)
 )
+KDA = msgspec.structs.replace(MODEL, state=KdaSpec([True, False, True], 4, k_dim=6, v_dim=6, conv_size=3))
 CONVOLVED = msgspec.structs.replace(MODEL, state=ShortConvSpec([True, False, True], MODEL.hidden_size, 3, True))
 TIED = msgspec.structs.replace(MODEL, tie_word_embeddings=True)
 NATIVE = "native" if kernels.load() is not None else "torch"
@@ -100,10 +102,10 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "spec",
-    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE, MAMBA, CONVOLVED],
+    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE, MAMBA, KDA, CONVOLVED],
     ids=[
         *("untied", "tied", "shared experts", "biases", "latent attention", "latent attention of queries"),
-        *("states by head", "states", "Mamba-2", "short convolution"),
+        *("states by head", "states", "Mamba-2", "Kimi's delta attention", "short convolution"),
     ],
 )
 def test_a_decoders_weights_are_read_back_unchanged(backend, dtype, spec):

@@ -35,7 +35,10 @@ from raycore.worker.worker import Worker
 from raycore.worker.worker_model import WorkerModel
 
 ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
-RUN_FAMILIES = ["llama3", "gemma3", "gpt_oss", "deepseek_v3", "qwen3_next", "granitemoehybrid", "lfm2", "qwen3"]
+RUN_FAMILIES = [
+    *("llama3", "gemma3", "gpt_oss", "deepseek_v3", "qwen3"),
+    *("qwen3_next", "kimi_linear", "granitemoehybrid", "lfm2"),
+]
 OPTIONS: list[dict[str, Any]] = [{}, {"attention_backend": "torch"}, {"batch_invariant": True}, {"enable_lora": True}]
 SOME_FAMILIES = ["llama3", "qwen3", "mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3_multimodal"]
 QUANTIZED = sorted(each for each in DIRECTORY.iterdir() if each.is_dir())
@@ -89,7 +92,9 @@ def test_an_update_gives_what_a_fresh_load_does(family: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("tp_rank", [0, 1])
-@pytest.mark.parametrize("family", ["llama3", "qwen3", "mixtral", "gemma3_multimodal", "deepseek_v3", "qwen3_next"])
+@pytest.mark.parametrize(
+    "family", ["llama3", "qwen3", "mixtral", "gemma3_multimodal", "deepseek_v3", "qwen3_next", "kimi_linear"]
+)
 def test_each_tensor_parallel_rank_takes_its_share(family: str, tp_rank: int, tmp_path: Path) -> None:
     first = make_checkpoint(family, tmp_path)
     second = changed(first, tmp_path / "second")
