@@ -104,7 +104,7 @@ class KdaRecurrence(MatrixRecurrence):
         of_matrices = super().step_bytes(limits, hidden_size, item_size, is_native=is_native)
         # what decays and gates are made of, and they; decays of channels between the tokens of a block
         of_token = 3 * (own.num_values + own.k_dim) * item_size + 3 * own.num_values * FLOAT32_BYTES
-        block = own.num_values * _BLOCK * (8 * _BLOCK + 6) * FLOAT32_BYTES
+        block = own.num_values * _BLOCK * (4 * _BLOCK + 6) * FLOAT32_BYTES
         return of_matrices + limits.num_tokens * of_token + block
 
 
