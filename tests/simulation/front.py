@@ -216,7 +216,8 @@ def _build_app(engine: Any, options: object, adapters: object, store: object = N
     """Real: FastAPI's."""
     from raycore.server.http_counts import HttpCounts
 
-    return types.SimpleNamespace(engine=engine, state=types.SimpleNamespace(http_counts=HttpCounts()))
+    service = types.SimpleNamespace(http_counts=HttpCounts(), own=lambda kind: types.SimpleNamespace())
+    return types.SimpleNamespace(engine=engine, state=types.SimpleNamespace(service=service))
 
 
 @contextmanager

@@ -24,6 +24,8 @@ from raycore.client.receiver import Receiver  # noqa: E402
 from raycore.control import program  # noqa: E402
 from raycore.control.program import ControlThread  # noqa: E402
 from raycore.engine import mailbox  # noqa: E402
+from raycore.metrics import ray_export  # noqa: E402
+from raycore.metrics.catalog import families  # noqa: E402
 from raycore.metrics.periodic import Periodic  # noqa: E402
 from raycore.metrics.ray_export import RayExport  # noqa: E402
 from simulation.cluster.circumstances import raising  # noqa: E402
@@ -64,11 +66,11 @@ def counters_are_exported_that_have_not_grown() -> None:
 
 
 def no_counter_is_exported() -> None:
-    substitute(RayExport, "_counters", lambda self, view: {})
+    substitute(ray_export, "families", lambda view: [each for each in families(view) if each.is_gauge])
 
 
 def no_gauge_is_exported() -> None:
-    substitute(RayExport, "_gauges", lambda self, view: {})
+    substitute(ray_export, "families", lambda view: [each for each in families(view) if not each.is_gauge])
 
 
 def what_a_report_has_recorded_before_it_failed_is_forgotten() -> None:
