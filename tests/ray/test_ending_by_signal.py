@@ -231,11 +231,11 @@ def test_a_signal_during_a_servers_start_ends_the_server_at_once(mark):
 
 STARTS_A_PROCESS = """
 import os, signal
-from raycore.cluster.local_ray.own_processes import OwnProcess
+from raycore.cluster.local_ray.own_processes import RayProcess
 
 signal.signal(signal.SIGHUP, lambda number, frame: print("the program's handler runs", flush=True))
 os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGHUP))
-print(OwnProcess(["true"], preexec_fn=lambda: None).wait())
+print(RayProcess(["true"], preexec_fn=lambda: None).wait())
 """
 
 
