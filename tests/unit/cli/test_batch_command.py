@@ -46,7 +46,7 @@ class Engine:
         yield self.signals
         signal.signal(signal.SIGTERM, before)
 
-    def check(self, prompt_token_ids, sampling_params, features=()) -> None:
+    def check(self, prompt, params) -> None:
         pass
 
     def get_tokenizer(self) -> Tokenizer:
@@ -57,7 +57,7 @@ class Engine:
         self._num_requests += 1
         self.on_request(self, self._num_requests)
         reason = "abort" if self.signals else "stop"
-        ids = ask.prompt["prompt_token_ids"]
+        ids = ask.prompt.token_ids
         part = CompletionOutput(0, "x", ids, finish_reason=reason)
         yield RequestOutput(ask.request_id, None, ids, outputs=[part], finished=True)
 
