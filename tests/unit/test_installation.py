@@ -49,7 +49,7 @@ def pip_command(name: str) -> str:
 
 def test_all_files_of_the_packages_are_installed(installation):
     for package in PACKAGES:
-        files = [path.relative_to(ROOT) for path in (ROOT / package).rglob("*")]
+        files = [path.relative_to(ROOT) for path in (ROOT / package).rglob("*") if path.is_file()]
         files = [file for file in files if not {"__pycache__", "csrc"} & set(file.parts)]  # C++ sources are compiled
         files = [file for file in files if file.suffix != ".so"]
         assert len(files) > 5
