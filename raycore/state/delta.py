@@ -83,7 +83,7 @@ class TorchDelta:
     def _for_value_heads(self, x_TX: Tensor) -> Tensor:
         """Divide key heads by their norms, and repeat them for their value heads. Returns [T, N, K]."""
         x_TGK = x_TX.view(len(x_TX), self._shape.num_k_heads, self._shape.k_dim)
-        normalized_TGK = on_one_thread(_normalized, x_TGK) if self._batch_invariant else _normalized(x_TGK)
+        normalized_TGK = on_one_thread(normalized, x_TGK) if self._batch_invariant else normalized(x_TGK)
         return normalized_TGK.repeat_interleave(self._shape.num_v_heads // self._shape.num_k_heads, 1)
 
 
@@ -109,14 +109,15 @@ class DeltaRecurrence(MatrixRecurrence):
     }
 
 
-_solve = cast(
+solve = cast(
     Callable[[Tensor, Tensor], Tensor],
     partial(torch.linalg.solve_triangular, upper=False, unitriangular=True),  # pyright: ignore[reportUnknownMemberType]
 )
 """Solves systems of equations, of which the first argument has the coefficients below the diagonal."""
 
 
-def _normalized(x_TGK: Tensor) -> Tensor:
+def normalized(x_TGK: Tensor) -> Tensor:
+    """Divide each head's vector by its norm."""
     return x_TGK / x_TGK.square().sum(-1, keepdim=True).add_(EPS).sqrt_()
 
 
@@ -144,7 +145,7 @@ def _update_by_chunk(
     keys_NKL = k_NLK.transpose(1, 2)
     system_NLL = torch.bmm(k_NLK, keys_NKL).mul_(between_NLL).mul_(beta_NL[:, :, None])
     changes_NLH = (v_NLH - torch.bmm(k_NLK, state_NKH).mul_(kept_NL1)).mul_(beta_NL[:, :, None])
-    changes_NLH = _solve(system_NLL, changes_NLH)
+    changes_NLH = solve(system_NLL, changes_NLH)
     scores_NLL = torch.bmm(q_NLK, keys_NKL).mul_(between_NLL)
     out_NLH = torch.bmm(q_NLK, state_NKH).mul_(kept_NL1).baddbmm_(scores_NLL, changes_NLH)
     state_NKH.mul_(kept_NL1[:, -1:]).baddbmm_(keys_NKL * between_NLL[:, None, -1], changes_NLH)

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from raycore.layers.rows import on_one_thread
 from raycore.models.mixers.kda import KdaSpec
-from raycore.state.delta import EPS
+from raycore.state.delta import normalized, solve
 from raycore.state.recurrence import MatrixRecurrence
 from raycore.state.spec import StateStep
 from raycore.state.torch_recurrence import TorchRecurrence
@@ -70,7 +70,7 @@ class TorchKda:
         y_TC = indexes.convolve(x_TC, layer.conv_CW, None, layer.conv_states_RCW)
         y_TC = by_token(functional.silu, y_TC, batch_invariant=invariant)
         q_TNK, k_TNK, v_TNH = (each.reshape(heads_TNK) for each in y_TC.chunk(3, 1))
-        q_TNK, k_TNK = (on_one_thread(_normalized, x) if invariant else _normalized(x) for x in (q_TNK, k_TNK))
+        q_TNK, k_TNK = (on_one_thread(normalized, x) if invariant else normalized(x) for x in (q_TNK, k_TNK))
         times_TO = by_token(softplus, f_TO.float() + layer.bias_O, batch_invariant=invariant)
         return (
             q_TNK.mul_(1.0 / math.sqrt(own.k_dim)),
@@ -108,17 +108,6 @@ class KdaRecurrence(MatrixRecurrence):
         return of_matrices + limits.num_tokens * of_token + block
 
 
-def _normalized(x_TNK: Tensor) -> Tensor:
-    return x_TNK / x_TNK.square().sum(-1, keepdim=True).add_(EPS).sqrt_()
-
-
-def _solve(system_NLL: Tensor, right_NLH: Tensor) -> Tensor:
-    """Solve systems of equations, of which the first argument has the coefficients below the diagonal."""
-    return torch.linalg.solve_triangular(  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        system_NLL, right_NLH, upper=False, unitriangular=True
-    )
-
-
 def _update(state_NKH: Tensor, q_NK: Tensor, k_NK: Tensor, v_NH: Tensor, beta_N: Tensor, decay_NK: Tensor) -> Tensor:
     """Update the states of some heads by one token each. Returns the results [N, H].
 
@@ -154,7 +143,7 @@ def _update_by_block(
     kept_NLK = sums_NLK.float().exp_()
     system_NLL = (keys_NLLK @ k_NLK[..., None])[..., 0].mul_(beta_NL[:, :, None])
     changes_NLH = (v_NLH - torch.bmm(k_NLK * kept_NLK, state_NKH)).mul_(beta_NL[:, :, None])
-    changes_NLH = _solve(system_NLL, changes_NLH)
+    changes_NLH = solve(system_NLL, changes_NLH)
     scores_NLL = (keys_NLLK @ q_NLK[..., None])[..., 0]
     out_NLH = torch.bmm(q_NLK * kept_NLK, state_NKH).baddbmm_(scores_NLL, changes_NLH)
     state_NKH.mul_(kept_NLK[:, -1, :, None]).baddbmm_(keys_NLLK[:, -1].transpose(1, 2), changes_NLH)
