@@ -17,11 +17,19 @@ _NEEDED = {
 }
 """The tasks that an endpoint needs one of by its rule. /pooling serves any of them."""
 
-_OPTIONS: dict[Rule, tuple[Callable[[ServerOptions], bool], str]] = {
-    Rule.CONTROLS: (lambda options: options.enable_admin_endpoints, "--enable-admin-endpoints --api-key KEY"),
-    Rule.SHOWS_TOKENIZER: (lambda options: options.enable_tokenizer_info_endpoint, "--enable-tokenizer-info-endpoint"),
+_OPTIONS: dict[Rule, tuple[Callable[[ServerOptions], bool], str, str]] = {
+    Rule.CONTROLS: (
+        lambda options: options.enable_admin_endpoints,
+        "enable_admin_endpoints",
+        "--enable-admin-endpoints --api-key KEY",
+    ),
+    Rule.SHOWS_TOKENIZER: (
+        lambda options: options.enable_tokenizer_info_endpoint,
+        "enable_tokenizer_info_endpoint",
+        "--enable-tokenizer-info-endpoint",
+    ),
 }
-"""By rule: whether the option is on that an endpoint needs, and the flags that turn it on."""
+"""By rule: whether the option is on that an endpoint needs, its name, and the flags that turn it on."""
 
 
 def is_served(endpoint: Endpoint, spec: PoolingSpec | None) -> bool:
@@ -61,9 +69,8 @@ def no_documents(path: str) -> APIError:
 
 def _turned_off(endpoint: Endpoint, service: Service) -> APIError | None:
     """The error for a request to an endpoint that the options leave out; None: they don't."""
-    for rule, (is_on, flags) in _OPTIONS.items():
+    for rule, (is_on, option, flags) in _OPTIONS.items():
         if rule in endpoint.rules and not is_on(service.options):
-            option = flags.split()[0].removeprefix("--").replace("-", "_")
             return _error(endpoint.path, f"{option} is off. Start the server with {flags}")
     if Rule.CHANGES_ADAPTERS in endpoint.rules and service.adapters is None:
         return _error(endpoint.path, "build_app() was called without `adapters`")
