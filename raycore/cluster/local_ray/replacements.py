@@ -79,7 +79,7 @@ def command_of_idle_agent(python_command: Callable[..., list[str]], component: s
 
 
 def start_shielded(_console_popen: object, *args: Any, **options: Any) -> RayProcess:
-    """Start one of Ray's processes as an `RayProcess`. See there for how.
+    """Start one of Ray's processes as a `RayProcess`. See there for how.
 
     Why: Ray starts its processes in the program's process group. Terminals, `timeout` and service managers signal all
     of the group. That would end Ray while the program still drains its requests, and without Ray the program hangs for
