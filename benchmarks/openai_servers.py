@@ -25,8 +25,8 @@ from openai_scenarios.table import EMBEDS, GENERATES, SCORES
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
 from raycore.server import ServerOptions, build_app
-from raycore.server.listening import listen
-from raycore.server.serving import HttpServer
+from raycore.server.process.listening import listen
+from raycore.server.process.serving import HttpServer
 
 NAME = "demo"
 KEY = "key-of-the-benchmark"

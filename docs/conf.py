@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     (r"py:class", r"raycore\.(\w+\._\w+|running_engine\.RunningEngine)"),
     (
         r"py:class",
-        r"raycore\.(text|metrics|cache_layout|checkpoint|json_fields|config|models|plugins|client|messages|control|reasoning_tags|parts|server\.responses|server\.serving_engine)\..*",
+        r"raycore\.(text|metrics|cache_layout|checkpoint|json_fields|config|models|plugins|client|messages|control|reasoning_tags|parts|server\.dialects\.responses|server\.contract\.engine)\..*",
     ),
 ]
 

@@ -15,9 +15,9 @@ from raycore.cli.main import build_parser
 from raycore.config import ENGINE_OPTIONS
 from raycore.config.vllm_table import VLLM_OPTIONS, VLLM_SERVER_FLAGS
 from raycore.server.endpoints import Endpoint
+from raycore.server.generation.sampling import ABSENT, HINTS, ONLY
 from raycore.server.listen_options import LISTEN_OPTIONS
 from raycore.server.options import SERVER_OPTIONS
-from raycore.server.sampling import ABSENT, HINTS, ONLY
 
 BODIES = {
     "ChatCompletionRequest": "raycore.server.protocol:ChatCompletionRequest",
@@ -32,14 +32,14 @@ BODIES = {
     "ClassificationCompletionRequest": "raycore.server.pooling.protocol:ClassificationRequest",
     "PoolingChatRequest": "raycore.server.pooling.protocol:PoolingRequest",
     "PoolingCompletionRequest": "raycore.server.pooling.protocol:PoolingRequest",
-    "AnthropicMessagesRequest": "raycore.server.messages_api.protocol:MessagesRequest",
-    "AnthropicCountTokensRequest": "raycore.server.messages_api.protocol:CountTokensRequest",
-    "ResponsesRequest": "raycore.server.responses.protocol:ResponsesRequest",
-    "DerenderChatRequest": "raycore.server.token_api.protocol:DerenderChatRequest",
-    "DerenderChatStreamRequest": "raycore.server.token_api.protocol:DerenderChatRequest",
-    "DerenderCompletionRequest": "raycore.server.token_api.protocol:DerenderCompletionRequest",
-    "DerenderCompletionStreamRequest": "raycore.server.token_api.protocol:DerenderCompletionRequest",
-    "GenerateRequest": "raycore.server.token_api.protocol:GenerateRequest",
+    "AnthropicMessagesRequest": "raycore.server.dialects.messages.protocol:MessagesRequest",
+    "AnthropicCountTokensRequest": "raycore.server.dialects.messages.protocol:CountTokensRequest",
+    "ResponsesRequest": "raycore.server.dialects.responses.protocol:ResponsesRequest",
+    "DerenderChatRequest": "raycore.server.dialects.tokens.protocol:DerenderChatRequest",
+    "DerenderChatStreamRequest": "raycore.server.dialects.tokens.protocol:DerenderChatRequest",
+    "DerenderCompletionRequest": "raycore.server.dialects.tokens.protocol:DerenderCompletionRequest",
+    "DerenderCompletionStreamRequest": "raycore.server.dialects.tokens.protocol:DerenderCompletionRequest",
+    "GenerateRequest": "raycore.server.dialects.tokens.protocol:GenerateRequest",
     "CohereEmbedRequest": "raycore.server.pooling.protocol:CohereEmbedRequest",
     "RerankRequest": "raycore.server.pooling.protocol:RerankRequest",
     "ScoreDataRequest": "raycore.server.pooling.protocol:ScoreRequest",

@@ -130,7 +130,7 @@ def _answer(args: argparse.Namespace, requests: RequestFile, results: ResultFile
     with needing("`raycore run-batch` needs", "serve"):
         from raycore.parts.adapters.server.adapters import check_adapters, load_adapters
         from raycore.server.batch.runner import run_lines
-        from raycore.server.models import Models
+        from raycore.server.contract.models import Models
 
     chosen = chosen_engine_options(args)
     options = chosen_server_options(args, chosen["model"])

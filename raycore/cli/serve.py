@@ -87,11 +87,11 @@ def _serve(args: argparse.Namespace) -> int:
         return _follow(args)
     # imported lazily to keep `raycore --help` fast
     with needing("`raycore serve` needs", "serve"):
-        from raycore.server.connection_log import configure_logging
-        from raycore.server.listening import handed_over, listening, shown_address
-        from raycore.server.loading import answering_while_loading
         from raycore.server.multi_process.api_servers import APIServers
-        from raycore.server.serving import HttpServer, prepare_process, serve
+        from raycore.server.process.connection_log import configure_logging
+        from raycore.server.process.listening import handed_over, listening, shown_address
+        from raycore.server.process.loading import answering_while_loading
+        from raycore.server.process.serving import HttpServer, prepare_process, serve
     from raycore.cluster.engine_start import EngineStart
     from raycore.llm import AsyncLLM
     from raycore.metrics.throughput_log import throughput_logged

@@ -28,9 +28,9 @@ def check_server(args: argparse.Namespace) -> Chosen:
     """Return what the arguments of a server say. Raises InvalidConfig if it could never start with them."""
     # imported lazily to keep `raycore --help` fast
     with needing("`raycore serve` needs", "serve"):
-        from raycore.server.added_middleware import find_middleware
+        from raycore.server.middleware.added import find_middleware
         from raycore.server.multi_process.api_servers import MAX_API_SERVERS
-        from raycore.server.tls import check_certificates
+        from raycore.server.process.tls import check_certificates
     from raycore.parts.adapters.server.adapters import check_adapters
 
     count = args.api_server_count

@@ -143,10 +143,10 @@ KVEventBatch                     raycore.parts.transfers.connectors.events      
 
 ChatCompletionRequest            raycore.server.protocol              entrypoints.openai.chat_completion.protocol
 CompletionRequest                raycore.server.protocol              entrypoints.openai.completion.protocol
-AnthropicMessagesRequest         raycore.server.messages_api.protocol:MessagesRequest  entrypoints.anthropic.protocol
-AnthropicCountTokensRequest      raycore.server.messages_api.protocol:CountTokensRequest  entrypoints.anthropic.protocol
-ResponsesRequest                 raycore.server.responses.protocol    entrypoints.openai.responses.protocol
-GenerateRequest                  raycore.server.token_api.protocol    entrypoints.scale_out.token_in_token_out.protocol
+AnthropicMessagesRequest raycore.server.dialects.messages.protocol:MessagesRequest entrypoints.anthropic.protocol
+AnthropicCountTokensRequest raycore.server.dialects.messages.protocol:CountTokensRequest entrypoints.anthropic.protocol
+ResponsesRequest                 raycore.server.dialects.responses.protocol    entrypoints.openai.responses.protocol
+GenerateRequest raycore.server.dialects.tokens.protocol entrypoints.scale_out.token_in_token_out.protocol
 StreamOptions                    raycore.server.protocol              entrypoints.generate.base.protocol
 TokenizeChatRequest              raycore.server.protocol:TokenizeRequest  entrypoints.serve.tokenize.protocol
 TokenizeCompletionRequest        raycore.server.protocol:TokenizeRequest  entrypoints.serve.tokenize.protocol

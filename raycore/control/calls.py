@@ -2,7 +2,7 @@
 
 A call is one method of `EngineCalls` and one line of `AsyncCalls`. Whoever offers calls gets them from there: `LLM`,
 `AsyncLLM`, the API servers' processes (`server/multi_process/client_engine.py`), the endpoints that control the engine
-(`server/admin.py`) and other processes of the cluster (`REMOTE_CALLS`).
+(`server/operations/admin.py`) and other processes of the cluster (`REMOTE_CALLS`).
 """
 
 from __future__ import annotations

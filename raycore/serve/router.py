@@ -26,13 +26,13 @@ from raycore.parts.adapters.serve import adapter_names
 from raycore.ray_api import FromDriversCopy
 from raycore.serve.http_calls import HttpCall, ResponseStart
 from raycore.server.endpoints import Endpoint, Rule, path_of, paths_with
-from raycore.server.error_bodies import error_body
-from raycore.server.errors import APIError
-from raycore.server.middleware import KeyCheck, WholeBody
+from raycore.server.http.error_bodies import error_body
+from raycore.server.http.errors import APIError
+from raycore.server.http.request_ids import RequestIds
+from raycore.server.http.streaming import JSON
+from raycore.server.middleware.checks import KeyCheck, WholeBody
 from raycore.server.options import ServerOptions, api_keys_of_environment
-from raycore.server.request_ids import RequestIds
 from raycore.server.serve_app import DRAIN_TIMEOUT_S, late_ingress
-from raycore.server.streaming import JSON
 
 logger = logging.getLogger(__name__)
 

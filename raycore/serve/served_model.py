@@ -22,14 +22,14 @@ from raycore.serve.autoscaling import QUEUED_TOKENS
 from raycore.serve.config import Arguments
 from raycore.serve.http_calls import HttpCall, ResponseStart, respond
 from raycore.server.app import build_app
-from raycore.server.error_bodies import error_body
-from raycore.server.errors import APIError, as_api_error
-from raycore.server.middleware import KeyCheck
+from raycore.server.http.bodies import end_long_bodies
+from raycore.server.http.error_bodies import error_body
+from raycore.server.http.errors import APIError, as_api_error
+from raycore.server.http.request_ids import RequestIds
+from raycore.server.http.streaming import JSON
+from raycore.server.middleware.checks import KeyCheck
 from raycore.server.options import ServerOptions
-from raycore.server.preparation import end_long_bodies
-from raycore.server.request_ids import RequestIds
 from raycore.server.serve_app import check_engine, start_engine
-from raycore.server.streaming import JSON
 from raycore.short_tracebacks import ends_traceback
 
 

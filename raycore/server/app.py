@@ -15,25 +15,25 @@ from starlette.responses import Response
 from raycore.client.request_log import RequestLog
 from raycore.errors import InvalidConfig, RaycoreError
 from raycore.parts.adapters.server.adapters import AdapterSource
-from raycore.server.added_middleware import add_middleware
-from raycore.server.error_bodies import error_body
-from raycore.server.errors import APIError, invalid_body, unreadable_body
-from raycore.server.invocations import Invocations
-from raycore.server.json_text import to_json
-from raycore.server.metrics import HttpMetrics
-from raycore.server.middleware import Admission, KeyCheck, NoteIgnoredFields, WholeBody
-from raycore.server.models import Models
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.contract.models import Models
+from raycore.server.contract.routes import add_endpoints
+from raycore.server.contract.service import Service
+from raycore.server.dialects.invocations import Invocations
+from raycore.server.dialects.responses.store import MemoryStore, ResponseStore
+from raycore.server.http.bodies import add_long_bodies
+from raycore.server.http.error_bodies import error_body
+from raycore.server.http.errors import APIError, invalid_body, unreadable_body
+from raycore.server.http.json_text import to_json
+from raycore.server.http.request_ids import RequestIds, headers_of, request_id_of, told_error
+from raycore.server.http.route_index import RouteIndex
+from raycore.server.http.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft
+from raycore.server.http.unknown_paths import unknown_path, wrong_method
+from raycore.server.middleware.added import add_middleware
+from raycore.server.middleware.checks import Admission, KeyCheck, NoteIgnoredFields, WholeBody
 from raycore.server.openapi.document import describe
+from raycore.server.operations.metrics import HttpMetrics
 from raycore.server.options import ServerOptions, limited_by
-from raycore.server.preparation import add_long_bodies
-from raycore.server.request_ids import RequestIds, headers_of, request_id_of, told_error
-from raycore.server.responses.store import MemoryStore, ResponseStore
-from raycore.server.route_index import RouteIndex
-from raycore.server.routes import add_endpoints
-from raycore.server.service import Service
-from raycore.server.serving_engine import ServingEngine
-from raycore.server.streaming import CLIENT_CLOSED_REQUEST, JSON, ClientLeft
-from raycore.server.unknown_paths import unknown_path, wrong_method
 
 logger = logging.getLogger(__name__)
 

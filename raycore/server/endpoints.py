@@ -51,25 +51,25 @@ _PREPARES = Rule.ADMISSION | Rule.GENERATES
 _POOLS = _RUNS | Rule.POOLS | Rule.IN_BATCHES
 _CHANGES_ADAPTERS = Rule.CONTROLS | Rule.CHANGES_ADAPTERS
 
-_OPENAI = "raycore.server.openai_api"
-_MESSAGES = "raycore.server.messages_api.app"
-_TOKEN_API = "raycore.server.token_api.app"
-_RESPONSES = "raycore.server.responses.routes"
+_OPENAI = "raycore.server.dialects.openai.handlers"
+_MESSAGES = "raycore.server.dialects.messages.handlers"
+_TOKEN_API = "raycore.server.dialects.tokens.handlers"
+_RESPONSES = "raycore.server.dialects.responses.handlers"
 _POOLING = "raycore.parts.pooling.server.requests"
 _SCORES = "raycore.parts.pooling.server.scores"
-_TOKENS = "raycore.server.tokens"
-_INFORMATION = "raycore.server.information"
-_ADMIN = "raycore.server.admin"
+_TOKENS = "raycore.server.dialects.tokens.tokenize"
+_INFORMATION = "raycore.server.operations.information"
+_ADMIN = "raycore.server.operations.admin"
 _WEIGHTS = "raycore.parts.weights.server"
 
 
 class Endpoint(Enum):
     """Each endpoint's method, path, rules, and the module with its handler, whose name is the endpoint's in lower case.
 
-    `raycore.server.handlers` says what a handler is. The OpenAPI document has the order of this table.
+    `raycore.server.contract.handlers` says what a handler is. The OpenAPI document has the order of this table.
     """
 
-    METRICS = "GET", "/metrics", _PROBE, "raycore.server.metrics"
+    METRICS = "GET", "/metrics", _PROBE, "raycore.server.operations.metrics"
     COMPLETIONS = "POST", "/v1/completions", _GENERATES | Rule.IN_BATCHES, _OPENAI
     CHAT_COMPLETIONS = "POST", "/v1/chat/completions", _GENERATES | Rule.IN_BATCHES, _OPENAI
     BATCHED_CHAT_COMPLETIONS = "POST", "/v1/chat/completions/batch", _GENERATES, _OPENAI
@@ -96,7 +96,7 @@ class Endpoint(Enum):
     RERANK = "POST", "/rerank", _POOLS | Rule.SCORES, _SCORES
     RERANK_V1 = "POST", "/v1/rerank", _POOLS | Rule.SCORES, _SCORES
     RERANK_V2 = "POST", "/v2/rerank", _POOLS | Rule.SCORES, _SCORES
-    INVOCATIONS = "POST", "/invocations", Rule.NONE, "raycore.server.invocations"
+    INVOCATIONS = "POST", "/invocations", Rule.NONE, "raycore.server.dialects.invocations"
     TOKENIZE = "POST", "/tokenize", Rule.ADMISSION, _TOKENS
     TOKENIZER_INFO = "GET", "/tokenizer_info", Rule.SHOWS_TOKENIZER, _TOKENS
     DETOKENIZE = "POST", "/detokenize", Rule.ADMISSION, _TOKENS
@@ -107,7 +107,7 @@ class Endpoint(Enum):
     POSTED_PING = "POST", "/ping", _PROBE, _INFORMATION
     SHOW_VERSION = "GET", "/version", _PROBE, _INFORMATION
     LOAD = "GET", "/load", _PROBE, _INFORMATION
-    FAULT_TOLERANCE_STATUS = "GET", "/fault_tolerance/status", Rule.NONE, "raycore.server.fault_tolerance"
+    FAULT_TOLERANCE_STATUS = "GET", "/fault_tolerance/status", Rule.NONE, "raycore.server.operations.fault_tolerance"
 
     PAUSE = "POST", "/pause", Rule.CONTROLS, _ADMIN
     RESUME = "POST", "/resume", Rule.CONTROLS, _ADMIN

@@ -1,8 +1,8 @@
 """Models of request bodies. OpenAI's fields come first, then vLLM's.
 
 Fields that OpenAI or vLLM document but this server doesn't support are listed, too. Values of such a field that have no
-effect are accepted. `raycore.server.sampling` says which other values are refused, with an error that names the field,
-and which are ignored (`raycore.server.ignored_fields`).
+effect are accepted. `raycore.server.generation.sampling` says which other values are refused, with an error that names
+the field, and which are ignored (`raycore.server.http.ignored_fields`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from raycore.config.parallel import MAX_RANKS
 from raycore.options.numbers import MAX_SECONDS
-from raycore.server.ignored_fields import ignore
+from raycore.server.http.ignored_fields import ignore
 
 INT64_MAX = 2**63 - 1
 

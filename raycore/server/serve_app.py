@@ -40,7 +40,7 @@ from raycore.server.options import (
     check_enable_lora,
     server_options,
 )
-from raycore.server.serving import prepare_process
+from raycore.server.process.serving import prepare_process
 from raycore.short_tracebacks import ends_traceback
 
 logger = logging.getLogger(__name__)

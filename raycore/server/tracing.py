@@ -39,10 +39,10 @@ from raycore.parts.adapters.server.adapters import AdapterSource
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.server.app import build_app
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.dialects.responses.store import ResponseStore
 from raycore.server.endpoints import Rule, path_of, paths_with
 from raycore.server.options import ServerOptions
-from raycore.server.responses.store import ResponseStore
-from raycore.server.serving_engine import ServingEngine
 
 _TRACED_PATHS = frozenset(paths_with(Rule.TRACED))
 

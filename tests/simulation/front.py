@@ -214,7 +214,7 @@ class HttpServer:
 
 def _build_app(engine: Any, options: object, adapters: object, store: object = None) -> Any:
     """Real: FastAPI's."""
-    from raycore.server.http_counts import HttpCounts
+    from raycore.server.http.counts import HttpCounts
 
     service = types.SimpleNamespace(http_counts=HttpCounts(), own=lambda kind: types.SimpleNamespace())
     return types.SimpleNamespace(engine=engine, state=types.SimpleNamespace(service=service))
@@ -228,15 +228,15 @@ def _listening(*_: object, **__: object) -> Generator[Any, None, None]:
 
 STAND_INS: dict[str, dict[str, Any]] = {
     "raycore.server.app": {"build_app": _build_app},
-    "raycore.server.connection_log": {"configure_logging": lambda _: None},
-    "raycore.server.loading": {"answering_while_loading": _listening},
-    "raycore.server.serving": {
+    "raycore.server.process.connection_log": {"configure_logging": lambda _: None},
+    "raycore.server.process.loading": {"answering_while_loading": _listening},
+    "raycore.server.process.serving": {
         "HttpServer": HttpServer,
         "prepare_process": lambda: None,
         "serve": lambda *_: None,  # real: until a signal comes
         "GOODBYE_S": 5,
     },
-    "raycore.server.listening": {
+    "raycore.server.process.listening": {
         "listen": lambda *_, **__: None,
         "take_over": lambda _: None,
         "listening": _listening,

@@ -14,7 +14,7 @@ from fake_engine import FakeEngine
 from openai import AsyncOpenAI
 
 from raycore.server import ServerOptions, build_app
-from raycore.server.responses.store import ResponseStore
+from raycore.server.dialects.responses.store import ResponseStore
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from raycore.parts.pooling.server import encoding
 from raycore.parts.transfers.connectors.peers.hints import address_text, parse_address
 from raycore.parts.transfers.connectors.peers.wire import PeerAddress
 from raycore.server.chat import call_format
-from raycore.server.messages_api.systems import has_one_system
+from raycore.server.dialects.messages.systems import has_one_system
 from raycore.server.protocol import nullable_names
 from raycore.text import chat_template, stop_strings
 from raycore.text.tokenizer import Tokenizer
@@ -59,9 +59,9 @@ NOT_CACHES = {
         server.batch.files.RequestFile.line_numbers
         server.batch.files.ResultFile.done
         server.parsers.tool_calls.pythonic.PythonicParser._given
-        server.responses.store.MemoryStore._entries
-        server.route_index.RouteIndex._routes
-        server.service.Service._own
+        server.dialects.responses.store.MemoryStore._entries
+        server.http.route_index.RouteIndex._routes
+        server.contract.service.Service._own
         simulation.deployment.Deployment._params
         parts.weights.worker.update.WeightUpdate._waiting
     """,
@@ -79,11 +79,11 @@ NOT_CACHES = {
         metrics.stat_loggers.StatLoggers._of_ranks
         metrics.throughput_log.ThroughputLog._hit_rates
         recurring.Recurring._said
-        server.http_counts.HttpCounts.durations
-        server.http_counts.HttpCounts.in_flight
-        server.http_counts.HttpCounts.operations
-        server.http_counts.HttpCounts.requests
-        server.ignored_fields._logged
+        server.http.counts.HttpCounts.durations
+        server.http.counts.HttpCounts.in_flight
+        server.http.counts.HttpCounts.operations
+        server.http.counts.HttpCounts.requests
+        server.http.ignored_fields._logged
         simulation.step_times.MeasuredTimes._told
     """,
     "constants": """
@@ -283,7 +283,7 @@ CHANGES: dict[str, Callable[[list[Tokenizer]], tuple[Any, Any]]] = {
         call_format._inspect_template(made[0], PLAIN),
         call_format._inspect_template(made[0], "{{ tools }}"),
     ),
-    "server.messages_api.systems.has_one_system": lambda made: (
+    "server.dialects.messages.systems.has_one_system": lambda made: (
         has_one_system(made[0], None),
         has_one_system(made[0], FIRST_ONLY),
     ),

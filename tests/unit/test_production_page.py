@@ -17,7 +17,7 @@ from raycore.cli.main import build_parser
 from raycore.server.endpoints import Endpoint, Rule, paths_with
 from raycore.server.listen_options import ListenOptions
 from raycore.server.options import ServerOptions
-from raycore.server.serving import _KEEP_ALIVE_S
+from raycore.server.process.serving import _KEEP_ALIVE_S
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/production.md").read_text()

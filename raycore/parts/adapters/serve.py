@@ -28,7 +28,7 @@ from raycore.parts.adapters.server.adapters import (
     ids,
 )
 from raycore.serve.config import LoraConfig
-from raycore.server.errors import APIError, NotAllowed
+from raycore.server.http.errors import APIError, NotAllowed
 
 
 class Multiplexed(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raycore.errors import InvalidRequest, RequestFailed
-from raycore.server.errors import APIError
+from raycore.server.http.errors import APIError
 from raycore.server.protocol import SamplingRequest
 from raycore.structured_outputs import StructuredOutputsParams
 

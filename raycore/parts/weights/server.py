@@ -7,8 +7,9 @@ import asyncio
 from contextlib import AbstractContextManager
 from typing import Any
 
-from raycore.server.handlers import answers
-from raycore.server.http_counts import WEIGHT_UPDATE
+from raycore.server.contract.handlers import answers
+from raycore.server.contract.service import Context
+from raycore.server.http.counts import WEIGHT_UPDATE
 from raycore.server.openapi.response_models import Renamed, Told, WeightInfo, WorldSize
 from raycore.server.protocol import (
     FinishWeightUpdateRequest,
@@ -17,7 +18,6 @@ from raycore.server.protocol import (
     UpdateWeightsRequest,
     UpdateWeightVersionRequest,
 )
-from raycore.server.service import Context
 
 
 def _counted(context: Context, operation: str) -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ import msgspec
 
 from raycore.errors import InvalidInput
 from raycore.plain_errors import decode_problem
-from raycore.server.json_text import to_json
+from raycore.server.http.json_text import to_json
 
 logger = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ from pydantic import ValidationError
 from raycore.errors import EngineDeadError
 from raycore.plain_errors import decode_problem
 from raycore.server.batch.files import NOT_JSON, RequestLine, Response, Result
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.contract.handlers import Run, handler_of
+from raycore.server.contract.models import Models
+from raycore.server.contract.refusals import is_served, not_served
+from raycore.server.contract.service import Context, Service
 from raycore.server.endpoints import Rule, endpoints_with
-from raycore.server.errors import APIError, as_api_error, invalid_body, unsupported
-from raycore.server.handlers import Run, handler_of
-from raycore.server.ignored_fields import log_ignored, noting
-from raycore.server.models import Models
+from raycore.server.http.bodies import off_loop
+from raycore.server.http.errors import APIError, as_api_error, invalid_body, unsupported
+from raycore.server.http.ignored_fields import log_ignored, noting
 from raycore.server.options import ServerOptions, limited_by
-from raycore.server.preparation import off_loop
-from raycore.server.refusals import is_served, not_served
-from raycore.server.service import Context, Service
-from raycore.server.serving_engine import ServingEngine
 
 logger = logging.getLogger(__name__)
 

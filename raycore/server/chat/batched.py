@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from raycore.server.chat.chat import Chat
-from raycore.server.errors import APIError, unsupported
-from raycore.server.generation import gathered
+from raycore.server.contract.service import Context
+from raycore.server.generation.jobs import gathered
+from raycore.server.http.errors import APIError, unsupported
 from raycore.server.protocol import BatchChatCompletionRequest, ChatCompletionRequest
-from raycore.server.service import Context
 
 _ONLY: dict[str, tuple[object, ...]] = {
     "n": (None, 1),

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from raycore.errors import InvalidRequest
-from raycore.server.errors import APIError
+from raycore.server.http.errors import APIError
 from raycore.server.parsers.tool_calls import PARSERS, CallStart, ToolParser, parser_named
 from raycore.text.tokenizer import Tokenizer
 

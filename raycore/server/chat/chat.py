@@ -11,13 +11,13 @@ from raycore.outputs import RequestOutput, SampleLogprobs
 from raycore.server.chat.message import MessageRun, TotalsCounter
 from raycore.server.chat.parts import CallBegin, MessageDelta, Part, ReasoningText
 from raycore.server.chat.prompt import as_dicts
-from raycore.server.envelope import Envelope
-from raycore.server.generation import usage
-from raycore.server.logprobs import chat_logprobs, num_shown, prompt_logprobs
-from raycore.server.models import RequestModel
+from raycore.server.contract.models import RequestModel
+from raycore.server.contract.service import Context
+from raycore.server.generation.envelope import Envelope
+from raycore.server.generation.jobs import usage
+from raycore.server.generation.logprobs import chat_logprobs, num_shown, prompt_logprobs
 from raycore.server.parsers.tool_calls import Content
 from raycore.server.protocol import ChatCompletionRequest
-from raycore.server.service import Context
 from raycore.text.conversation import content_text
 from raycore.text.media_parts import ImagePlace, take_images
 

@@ -15,13 +15,13 @@ from raycore.server.chat.choice_reader import ChoiceReader
 from raycore.server.chat.parts import MessageDelta, Totals
 from raycore.server.chat.plan import MessagePlan
 from raycore.server.chat.prompt import as_dicts, encode, render, shown_tools, template_kwargs
-from raycore.server.generation import Job, Progress, run, run_streaming
-from raycore.server.logprobs import TokenNames
-from raycore.server.models import RequestModel
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.contract.models import RequestModel
+from raycore.server.contract.service import Context
+from raycore.server.generation.jobs import Job, Progress, run, run_streaming
+from raycore.server.generation.logprobs import TokenNames
+from raycore.server.generation.sampling import chat_params
 from raycore.server.protocol import ChatCompletionRequest
-from raycore.server.sampling import chat_params
-from raycore.server.service import Context
-from raycore.server.serving_engine import ServingEngine
 from raycore.text.media_parts import take_images
 
 

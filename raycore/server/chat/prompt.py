@@ -7,12 +7,12 @@ from typing import Any
 
 from raycore.client.inputs import ParsedPrompt, PromptImages
 from raycore.parts.images.server import with_images
-from raycore.server.errors import APIError, unsupported
-from raycore.server.limits import check_length, encode_prompt
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.generation.limits import check_length, encode_prompt
+from raycore.server.generation.sampling import asked_length
+from raycore.server.http.errors import APIError, unsupported
 from raycore.server.options import RESERVED_TEMPLATE_VARIABLES, ServerOptions
 from raycore.server.protocol import ChatCompletionRequest, Message, TokenizeRequest, Tool
-from raycore.server.sampling import asked_length
-from raycore.server.serving_engine import ServingEngine
 from raycore.text.media_parts import MediaPart, take_images
 from raycore.text.tokenizer import Tokenizer
 

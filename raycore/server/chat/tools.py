@@ -28,7 +28,7 @@ from raycore.parts.constraints.grammar.lark import WHITE_SPACE, alternative
 from raycore.parts.constraints.server import named
 from raycore.server.chat.call_format import find_parser
 from raycore.server.chat.parts import CallBegin, Part
-from raycore.server.errors import APIError
+from raycore.server.http.errors import APIError
 from raycore.server.options import ServerOptions
 from raycore.server.parsers.tags import any_special
 from raycore.server.parsers.tool_calls import (

@@ -25,17 +25,17 @@ from raycore.parts.adapters.server.client_adapters import ClientAdapters
 from raycore.plugins import load_general_plugins
 from raycore.ray_api import MAX_STREAMED, actor_class, end_with_raylet, endpoint, title_process
 from raycore.server.app import build_app
-from raycore.server.connection_log import configure_logging
-from raycore.server.http_counts import total
+from raycore.server.http.counts import total
 from raycore.server.listen_options import ListenOptions
-from raycore.server.listening import listen, take_over
-from raycore.server.metrics import Metrics
 from raycore.server.multi_process.client_engine import ClientEngine
 from raycore.server.multi_process.client_store import ClientStore
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls
 from raycore.server.multi_process.reports import RankShare, Report
+from raycore.server.operations.metrics import Metrics
 from raycore.server.options import ServerOptions, TraceOptions
-from raycore.server.serving import HttpServer, prepare_process
+from raycore.server.process.connection_log import configure_logging
+from raycore.server.process.listening import listen, take_over
+from raycore.server.process.serving import HttpServer, prepare_process
 from raycore.system import os, threading, time
 
 if TYPE_CHECKING:

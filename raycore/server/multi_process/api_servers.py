@@ -27,14 +27,14 @@ from raycore.metrics.counts import RankCounts
 from raycore.node.processes import send_signal, wait_until_gone
 from raycore.parts.adapters.server.adapters import OfferedAdapter, OfferedAdapters
 from raycore.ray_api import Stream, checked, get, kill, node_id, on_node, wait
-from raycore.server.http_counts import HttpCounts, total
+from raycore.server.dialects.responses.store import MemoryStore
+from raycore.server.http.counts import HttpCounts, total
 from raycore.server.listen_options import ListenOptions
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCall, run_call
 from raycore.server.multi_process.reports import RankShare, Report
 from raycore.server.options import ServerOptions, TraceOptions
-from raycore.server.responses.store import MemoryStore
-from raycore.server.serving import GOODBYE_S
+from raycore.server.process.serving import GOODBYE_S
 from raycore.system import Future, signal, threading, time
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from raycore.control.calls import AsyncCalls
 from raycore.metrics.view import MetricsView
 from raycore.node.own_process import OwnProcess
 from raycore.parts.pooling.client.pooling import supported_tasks
-from raycore.server.http_counts import HttpCounts
+from raycore.server.http.counts import HttpCounts
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls
 
 _METRICS_TIMEOUT_S = 30.0

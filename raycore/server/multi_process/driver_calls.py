@@ -15,8 +15,8 @@ import msgspec
 from raycore.control.calls import CALL_NAMES, AsyncCalls
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
 from raycore.parts.adapters.server.adapters import ADAPTER_CALLS, LoadsAdapters
-from raycore.server.errors import NotAllowed, NotFound
-from raycore.server.responses.store import STORE_CALLS, ResponseStore
+from raycore.server.dialects.responses.store import STORE_CALLS, ResponseStore
+from raycore.server.http.errors import NotAllowed, NotFound
 from raycore.system import Future, asyncio, threading
 
 ENGINE_CALLS = CALL_NAMES | {"abort_requests"}

@@ -6,7 +6,7 @@ import msgspec
 
 from raycore.messages import NO_LOAD, LoadView
 from raycore.metrics.counts import RankCounts
-from raycore.server.http_counts import HttpCounts
+from raycore.server.http.counts import HttpCounts
 from raycore.server.multi_process.driver_calls import DriverCall
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from raycore.server.contract.engine import ServingEngine
 from raycore.server.endpoints import Rule, endpoints_with
 from raycore.server.openapi.value_ranges import add_ranges
 from raycore.server.options import ServerOptions
-from raycore.server.serving_engine import ServingEngine
 
 _UNUSED_SCHEMAS = ("HTTPValidationError", "ValidationError")
 

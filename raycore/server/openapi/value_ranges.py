@@ -1,7 +1,7 @@
 """Adds the ranges of a request's fields to the OpenAPI document.
 
-The request models leave the ranges out on purpose: the checks in `raycore.server.sampling` and in the engine give
-better errors than pydantic.
+The request models leave the ranges out on purpose: the checks in `raycore.server.generation.sampling` and in the engine
+give better errors than pydantic.
 """
 
 from __future__ import annotations
@@ -11,8 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from raycore.sampling_params import MAX_LOGPROB_TOKEN_IDS, RANGES, Range
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.contract.handlers import handler_of
+from raycore.server.dialects.responses.chat_request import ABSENT as RESPONSES_ABSENT
+from raycore.server.dialects.responses.chat_request import HINTS, SAME
+from raycore.server.dialects.responses.protocol import ResponsesRequest
+from raycore.server.dialects.tokens.protocol import GenerateRequest
 from raycore.server.endpoints import Rule, endpoints_with
-from raycore.server.handlers import handler_of
+from raycore.server.generation.sampling import ABSENT, ONLY, TOKEN_ID_PATTERN
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import (
     INT64_MAX,
@@ -23,12 +29,6 @@ from raycore.server.protocol import (
     TokenizeRequest,
     nullable_names,
 )
-from raycore.server.responses.chat_request import ABSENT as RESPONSES_ABSENT
-from raycore.server.responses.chat_request import HINTS, SAME
-from raycore.server.responses.protocol import ResponsesRequest
-from raycore.server.sampling import ABSENT, ONLY, TOKEN_ID_PATTERN
-from raycore.server.serving_engine import ServingEngine
-from raycore.server.token_api.protocol import GenerateRequest
 
 JsonSchema = dict[str, Any]
 
@@ -199,7 +199,7 @@ def _narrow_fields(
     absent: Mapping[str, str] = _NOTHING,
     only: Mapping[str, tuple[Any, ...]] = _NOTHING,
 ) -> None:
-    """Narrow the schema of a request's fields. `absent` and `only`: see `raycore.server.sampling`."""
+    """Narrow the schema of a request's fields. `absent` and `only`: see `raycore.server.generation.sampling`."""
     for field, schema in request["properties"].items():
         _narrow(schema, ranges.get(field, {}))
         if field == "model" and (options.lora_modules or options.allowed_lora_directories):

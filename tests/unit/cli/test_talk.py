@@ -20,8 +20,8 @@ from raycore.cli.api_client import ApiClient, ServerRefused
 from raycore.cli.main import main
 from raycore.errors import InvalidConfig
 from raycore.server import ServerOptions, build_app
-from raycore.server.listening import listen
-from raycore.server.serving import HttpServer
+from raycore.server.process.listening import listen
+from raycore.server.process.serving import HttpServer
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 

@@ -30,8 +30,8 @@ from raycore.client.watchers import UNWATCHED, Note, Watcher, Watchers
 from raycore.errors import RequestFailed
 from raycore.inputs import StreamingInput
 from raycore.outputs import CompletionOutput, Logprob, RequestOutput
+from raycore.server.contract.engine import ServingEngine
 from raycore.server.multi_process.client_engine import ClientEngine
-from raycore.server.serving_engine import ServingEngine
 
 PROMPT = {"prompt_token_ids": [1, 2]}
 SHORT = SamplingParams(max_tokens=1)

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
 from raycore.server import ServerOptions, build_app, load_adapters
+from raycore.server.contract.refusals import is_served
 from raycore.server.endpoints import Endpoint, Rule, paths_with
 from raycore.server.http_options import HttpOptions
-from raycore.server.refusals import is_served
 
 KINDS = {"generates": None, "embeds": EMBEDS, "classifies": CLASSIFIES, "scores": SCORES}
 """Models, by what they do."""

@@ -16,10 +16,10 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-from raycore.server.handlers import answers, runs
+from raycore.server.contract.handlers import answers, runs
 from raycore.server.openapi.response_models import ChatAnswer
 from raycore.server.protocol import Fields
-from raycore.server.service import Context
+from raycore.server.contract.service import Context
 
 
 class EchoRequest(Fields):

@@ -17,8 +17,8 @@ from raycore.errors import InvalidConfig, InvalidRequest
 from raycore.lora.request import LoRARequest
 from raycore.parts.adapters.server.adapters import OfferedAdapter, OfferedAdapters, allowed_directory, check_adapters
 from raycore.server import ServerOptions, build_app, load_adapters
-from raycore.server.errors import NotAllowed, NotFound
-from raycore.server.models import Models
+from raycore.server.contract.models import Models
+from raycore.server.http.errors import NotAllowed, NotFound
 from raycore.server.options import LoraModule
 
 KEY = "secret"

@@ -9,8 +9,8 @@ from pydantic import ValidationError
 
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.server import ServerOptions
-from raycore.server.errors import invalid_body
-from raycore.server.ignored_fields import noting
+from raycore.server.http.errors import invalid_body
+from raycore.server.http.ignored_fields import noting
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 from raycore.structured_outputs import StructuredOutputsParams
 

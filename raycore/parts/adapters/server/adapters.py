@@ -25,7 +25,7 @@ from raycore.lora.request import LoRARequest
 from raycore.node.threads import on_own_thread
 from raycore.parts.adapters.checkpoint.spec import ADAPTER_FILE, CONFIG_FILE
 from raycore.parts.adapters.client import AdapterChecks
-from raycore.server.errors import NotAllowed, NotFound
+from raycore.server.http.errors import NotAllowed, NotFound
 from raycore.server.options import LoraModule, ServerOptions
 from raycore.system import Future, futures, os, threading, time
 

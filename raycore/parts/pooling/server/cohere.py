@@ -10,10 +10,10 @@ from raycore.parts.pooling.server.pooled import Answer, PoolingJob, Result, as_p
 from raycore.parts.pooling.server.prompts import Cut, check_count, check_prompts, parts_text, text_prompts
 from raycore.parts.pooling.server.protocol import CohereEmbedRequest
 from raycore.parts.pooling.server.responses import CohereEmbedAnswer
-from raycore.server.errors import APIError
-from raycore.server.handlers import runs
-from raycore.server.service import Context
-from raycore.server.serving_engine import ServingEngine
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.contract.handlers import runs
+from raycore.server.contract.service import Context
+from raycore.server.http.errors import APIError
 
 
 @runs(CohereEmbedAnswer, name="pool")

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.parts.pooling.server.protocol import EmbedDType, Endianness
-from raycore.server.json_text import to_json
+from raycore.server.http.json_text import to_json
 
 Floats = NDArray[np.float32]
 

@@ -9,10 +9,10 @@ from raycore.parts.pooling.client.pooling import resolved
 from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.parts.pooling.server.protocol import EmbeddingRequest, PoolingFields
 from raycore.pooling_params import PoolingParams, PoolingTask
-from raycore.server.errors import APIError, as_api_error
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.generation.sampling import check_documented
+from raycore.server.http.errors import APIError, as_api_error
 from raycore.server.protocol import Routed
-from raycore.server.sampling import check_documented
-from raycore.server.serving_engine import ServingEngine
 
 ABSENT = {
     "data": "plugins that read inputs of their own aren't supported: use input or messages",

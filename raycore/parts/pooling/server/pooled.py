@@ -13,9 +13,9 @@ from starlette.responses import Response
 from raycore.client.ask import Ask
 from raycore.outputs import PoolingOutput, PoolingRequestOutput
 from raycore.pooling_params import PoolingParams
-from raycore.server.models import RequestModel
+from raycore.server.contract.models import RequestModel
+from raycore.server.contract.service import Context
 from raycore.server.protocol import Routed
-from raycore.server.service import Context
 
 Result = PoolingRequestOutput[PoolingOutput]
 

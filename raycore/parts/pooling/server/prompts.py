@@ -11,10 +11,10 @@ from raycore.errors import InvalidRequest
 from raycore.parts.pooling.server.protocol import InputRequest
 from raycore.pooling_params import PoolingParams
 from raycore.server.chat.prompt import as_dicts, render
-from raycore.server.errors import APIError, as_api_error
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.http.errors import APIError, as_api_error
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import Message
-from raycore.server.serving_engine import ServingEngine
 from raycore.text.conversation import content_text
 from raycore.text.cuts import Side
 

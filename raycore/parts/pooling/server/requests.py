@@ -16,8 +16,8 @@ from raycore.parts.pooling.server.prompts import check_prompts, input_prompts
 from raycore.parts.pooling.server.protocol import ClassificationRequest, EmbeddingRequest, Encoded, PoolingRequest
 from raycore.parts.pooling.server.responses import ClassificationAnswer, EmbeddingAnswer, PoolingAnswer
 from raycore.pooling_params import PoolingTask
-from raycore.server.handlers import runs
-from raycore.server.service import Context
+from raycore.server.contract.handlers import runs
+from raycore.server.contract.service import Context
 
 _BYTES = {BytesAnswer.media_type: {"schema": {"type": "string", "format": "binary"}}}
 

@@ -25,11 +25,11 @@ from raycore.parts.pooling.server.prompts import (
 from raycore.parts.pooling.server.protocol import Documents, RerankRequest, ScoreRequest, ScoringRequest
 from raycore.parts.pooling.server.responses import RerankAnswer, ScoreAnswer
 from raycore.pooling_params import PoolingParams
-from raycore.server.errors import APIError
-from raycore.server.handlers import runs
+from raycore.server.contract.engine import ServingEngine
+from raycore.server.contract.handlers import runs
+from raycore.server.contract.service import Context
+from raycore.server.http.errors import APIError
 from raycore.server.options import ServerOptions
-from raycore.server.service import Context
-from raycore.server.serving_engine import ServingEngine
 from raycore.text.pairs import PairFormat, cosine, max_similarity, pair_prompts
 
 ScoringTask = Literal["score", "embed", "token_embed"]

@@ -15,8 +15,8 @@ from raycore.cli.bench.report import measured, table
 from raycore.cli.main import main
 from raycore.demo import demo_model_path
 from raycore.server import ServerOptions, build_app
-from raycore.server.listening import listen
-from raycore.server.serving import HttpServer
+from raycore.server.process.listening import listen
+from raycore.server.process.serving import HttpServer
 
 SUMMARY = {
     *("duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput"),

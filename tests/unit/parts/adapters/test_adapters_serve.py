@@ -16,7 +16,7 @@ from raycore.lora.request import LoRARequest
 from raycore.parts.adapters.serve import DynamicAdapters, HeldAdapter, adapter_names
 from raycore.parts.adapters.server.adapters import OfferedAdapter, Subscriber
 from raycore.serve.config import LoraConfig
-from raycore.server.errors import APIError
+from raycore.server.http.errors import APIError
 
 
 class Started:

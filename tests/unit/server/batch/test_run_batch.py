@@ -22,7 +22,7 @@ from raycore.parts.adapters.server.adapters import OfferedAdapter
 from raycore.server import ServerOptions, build_app
 from raycore.server.batch.files import RequestFile, Result
 from raycore.server.batch.runner import run_lines
-from raycore.server.models import Models
+from raycore.server.contract.models import Models
 from raycore.text.tokenizer import Tokenizer
 
 OPTIONS = ServerOptions(("demo", "other"))

@@ -9,7 +9,7 @@ from asgi_client import Client
 from fake_engine import FakeEngine
 
 from raycore.server import ServerOptions, build_app
-from raycore.server.generation import gathered
+from raycore.server.generation.jobs import gathered
 
 PATH = "/v1/chat/completions/batch"
 FIRST = [{"role": "user", "content": "How many?"}]

@@ -11,11 +11,11 @@ from fake_engine import FakeEngine
 from raycore.server import ServerOptions
 from raycore.server.chat.message import MessageRun
 from raycore.server.chat.parts import CallBegin, ReasoningText
-from raycore.server.errors import APIError, with_names
-from raycore.server.models import Models, RequestModel
+from raycore.server.contract.models import Models, RequestModel
+from raycore.server.contract.service import Context, Service
+from raycore.server.http.errors import APIError, with_names
 from raycore.server.parsers.tool_calls import Content
 from raycore.server.protocol import ChatCompletionRequest
-from raycore.server.service import Context, Service
 
 CALL = '<tool_call>\n{"name": "get_time", "arguments": {"city": "Ulm"}}\n</tool_call>'
 TOOLS = [{"type": "function", "function": {"name": "get_time", "parameters": {"type": "object"}}}]

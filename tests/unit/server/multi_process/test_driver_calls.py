@@ -11,10 +11,10 @@ from fake_engine import FakeEngine
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError
 from raycore.parts.adapters.server.adapters import OfferedAdapters
 from raycore.server import ServerOptions
-from raycore.server.errors import NotAllowed, NotFound
+from raycore.server.dialects.responses.store import MemoryStore, Record
+from raycore.server.http.errors import NotAllowed, NotFound
 from raycore.server.multi_process.driver_calls import DriverCalls, run_call
 from raycore.server.multi_process.reports import Report
-from raycore.server.responses.store import MemoryStore, Record
 
 
 async def exchange(engine: FakeEngine, method: str, store: MemoryStore | None = None, **arguments: object) -> object:

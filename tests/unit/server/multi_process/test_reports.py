@@ -17,12 +17,12 @@ from raycore.messages import NO_LOAD
 from raycore.metrics.counts import RankCounts
 from raycore.metrics.view import MetricsView
 from raycore.server import ServerOptions
-from raycore.server.http_counts import HttpCounts
-from raycore.server.metrics import Metrics
+from raycore.server.http.counts import HttpCounts
 from raycore.server.multi_process import api_server, api_servers
 from raycore.server.multi_process.api_server import APIServer
 from raycore.server.multi_process.driver_calls import READ_METRICS
 from raycore.server.multi_process.reports import Report
+from raycore.server.operations.metrics import Metrics
 
 
 def decoded(reports: list[bytes]) -> list[Report]:
