@@ -3,7 +3,13 @@
 The order is vLLM's: `structured_outputs`, `allowed_token_ids`, `bad_words` and `min_tokens` forbid tokens, then
 `logit_bias` is added, then users' logits processors run, then the repetition, frequency and presence penalties are
 applied. Then `top_n_sigma` forbids tokens, and last, `thinking_token_budget` or a replay may leave only one. How a
-token is picked afterwards is decided elsewhere.
+token is picked afterwards is decided elsewhere: a rule that needs probabilities after the temperature divides by it
+itself, and takes it from a column of its own.
+
+Each rule keeps to the following. A slot without a request is all zeros, so a column is 0 where its rule is off, even if
+the parameter's default isn't. A rule that only limits which tokens are drawn is off for greedy requests. Nothing waits
+for the device: an index that is a mask, or a tensor of zero dimensions, would, so `masked_fill_` and `gather` are used.
+A row's result doesn't depend on other rows, to the last bit, so sums over the vocabulary are computed row by row.
 """
 
 from __future__ import annotations

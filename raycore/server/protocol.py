@@ -19,12 +19,15 @@ from pydantic import (
     Tag,
     ValidatorFunctionWrapHandler,
     WrapValidator,
+    create_model,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from raycore.config.parallel import MAX_RANKS
 from raycore.options.numbers import MAX_SECONDS
+from raycore.sampling_params import RepetitionDetectionParams
+from raycore.server.copied_parameters import copied_types
 from raycore.server.http.ignored_fields import ignore
 
 INT64_MAX = 2**63 - 1
@@ -216,38 +219,61 @@ class RepetitionDetection(Fields):
     min_count: Annotated[Int64, Field(ge=0)] | None = None
 
 
-class SamplingRequest(Routed):
-    """The fields that completion requests and chat completion requests share."""
+_FIELD_TYPES: dict[Any, Any] = {
+    int: Int64,
+    float: Number,
+    str | list[str]: TextOrTexts,
+    list[int]: List[int],
+    list[str]: List[Text],
+    dict[int, float]: Dict[str, Number],
+    RepetitionDetectionParams: RepetitionDetection,
+}
+"""By type of a sampling parameter: that of a request's field. Other types are the same."""
 
-    frequency_penalty: Number | None = None
-    logit_bias: Dict[str, Number] | None = None
-    max_tokens: int | None = None
-    n: int | None = None
-    presence_penalty: Number | None = None
-    seed: Int64 | None = None
-    response_format: ResponseFormat | None = None
-    stop: TextOrTexts | None = None
+_OF_CHOICES = ("n", "prompt_logprobs")
+"""Parameters that have no meaning for a response, which is one output and doesn't return its prompt."""
+
+_copied: dict[str, Any] = {
+    name: (_FIELD_TYPES.get(kind, kind) | None, None)
+    for name, kind in copied_types().items()
+    if name not in _OF_CHOICES
+}
+_CopiedParameters = create_model("_CopiedParameters", __base__=Routed, **_copied)
+
+
+class Generating(_CopiedParameters):
+    """The fields that completions, chats and responses share. Most are the sampling parameters, under their names.
+
+    null stands for a parameter's default. `raycore.server.generation.sampling` checks their ranges.
+    """
+
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-
-    top_k: Int64 | None = None
-    min_p: Number | None = None
-    top_n_sigma: Number | None = None
-    repetition_penalty: Number | None = None
-    stop_token_ids: List[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Int64 | None = None
-    allowed_token_ids: List[int] | None = None
-    bad_words: List[Text] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
     session_id: Text | None = None
     """Accepted and ignored."""
+    mm_processor_kwargs: dict[str, Any] | None = None
+    return_mm_kwargs: bool | None = None
+    mm_payload: Literal["tensors", "none"] | None = None
+    kv_transfer_params: dict[str, Any] | None = None
+    ec_transfer_params: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    watermarking: bool | None = None
+
+    # these are copied parameters, too, which type checkers know, because the server itself reads them
+    stop: TextOrTexts | None = None
+    ignore_eos: bool | None = None
+    bad_words: List[Text] | None = None
+    thinking_token_budget: int | None = None
+
+
+class SamplingRequest(Generating):
+    """The fields that completion requests and chat completion requests share."""
+
+    max_tokens: int | None = None
+    n: int | None = None
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: int | None = None
     add_special_tokens: bool | None = None
     """Whether the tokenizer adds its special tokens to the prompt. Default: true for completions, false for chat."""
     return_token_ids: bool = False
@@ -259,7 +285,6 @@ class SamplingRequest(Routed):
     use_beam_search: bool | None = None
     length_penalty: Number | None = None
     early_stopping: bool | str | None = None
-    watermarking: bool | None = None
     truncate_prompt_tokens: int | None = None
     """Prompts are cut to so many tokens. -1: to as many as leave room for one token of output. null: prompts that are
     too long are refused."""
@@ -273,18 +298,8 @@ class SamplingRequest(Routed):
     guided_grammar: Text | None = None
     guided_decoding_backend: Text | None = None
     guided_whitespace_pattern: Text | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
-    vllm_xargs: dict[str, Any] | None = None
-    repetition_detection: RepetitionDetection | None = None
-    thinking_token_budget: int | None = None
     stream_interval: int | None = None
-    on_version_change: Literal["continue", "fail"] | None = None
-    """What happens if the engine's weights change while the request runs. `fail`: the request ends with status 409."""
     return_token_offsets: bool | None = None
-    return_mm_kwargs: bool | None = None
-    mm_payload: Literal["tensors", "none"] | None = None
     routed_experts_prompt_start: int | None = None
 
 

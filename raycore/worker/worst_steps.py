@@ -11,7 +11,7 @@ from raycore.pooling_params import PoolingParams, PoolingTask
 from raycore.runner.runner import ModelRunner
 from raycore.sampling_params import SamplingParams
 
-_EVERYTHING = SamplingParams(
+EVERYTHING = SamplingParams(
     temperature=1.0,
     top_p=0.99,
     top_k=1000,
@@ -25,6 +25,7 @@ _EVERYTHING = SamplingParams(
     presence_penalty=0.1,
     frequency_penalty=0.1,
 )
+"""Has all on that allocates tensors of the size of the logits or of a row, or of the sequences' lengths."""
 
 
 def run_worst_steps(runner: ModelRunner, config: EngineConfig, num_groups: int) -> None:
@@ -88,7 +89,7 @@ def _plan(step: int, lengths: list[int], counts: list[int], cache: tuple[int, in
             num_prompt_tokens=count,
             num_computed_tokens=length - count,
             block_ids=np.zeros(-(-length // block_size) * num_groups, np.int32).tobytes(),
-            params=_EVERYTHING,
+            params=EVERYTHING,
             seed=0,
         )
         for slot, (length, count) in enumerate(zip(lengths, counts, strict=True))

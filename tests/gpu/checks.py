@@ -23,6 +23,7 @@ import raycore.worker.openmp  # noqa: F401  # before torch: sets the environment
 import numpy as np
 import torch
 from families import make_checkpoint
+from sampling_values import CHANGING_DRAWS
 from torch import Tensor
 
 from gpu.engines import FAMILIES, VOCAB_SIZE, Answer, Device, engine, generate, int32, prompts, write_checkpoint
@@ -362,6 +363,7 @@ def waiting_params() -> dict[str, SamplingParams]:
         "penalties": SamplingParams(temperature=0, repetition_penalty=1.2, presence_penalty=0.2, frequency_penalty=0.1),
         "logprobs": SamplingParams(temperature=0.7, logprobs=3, logit_bias={3: 1.0}, stop_token_ids=[4]),
         "allowed tokens": SamplingParams(temperature=0, allowed_token_ids=[1, 5, 9]),
+        "all together": SamplingParams(**CHANGING_DRAWS),
     }
 
 

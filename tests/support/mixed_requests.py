@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sampling_values import CHANGING_DRAWS
 from waiting import eventually
 
 from raycore.config import resolve
@@ -25,13 +26,7 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 0, "return_hidden_states": True},
     {"temperature": 0.9, "logprobs": 2},
     {"temperature": 0, "logprobs": 3, "prompt_logprobs": 1},
-    {
-        "temperature": 1.2,
-        "repetition_penalty": 1.3,
-        "presence_penalty": 0.4,
-        "frequency_penalty": 0.2,
-        "top_n_sigma": 3.0,
-    },
+    {"temperature": 1.2, "repetition_penalty": 1.3},
     {
         "temperature": 0,
         "repetition_penalty": 1.5,
@@ -44,6 +39,8 @@ KINDS: list[dict[str, Any]] = [
     {"temperature": 1.0, "logit_bias": {5: 4.0, 9: -4.0}, "stop_token_ids": [20, 21]},
     {"temperature": 1.0, "allowed_token_ids": list(range(30, 60))},
 ]
+_IN_KINDS = {name for kind in KINDS for name in kind}
+KINDS[3] |= {name: value for name, value in CHANGING_DRAWS.items() if name not in _IN_KINDS}
 SEVERAL_TOKENS = [[TOKENS.encode("7")[-1], TOKENS.encode("8")[-1]], [TOKENS.encode("1")[-1]]]
 """Two bad words: one of two tokens, which needs the output, and one of a single token."""
 

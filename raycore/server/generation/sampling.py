@@ -6,12 +6,11 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-
 from raycore.errors import InvalidRequest
 from raycore.parts.constraints.server import structured_outputs
 from raycore.parts.images.server import has_images
 from raycore.sampling_params import MAX_SEED, RepetitionDetectionParams, SamplingParams, json_like
+from raycore.server.copied_parameters import COPIED
 from raycore.server.generation.beams import shell_params
 from raycore.server.http.errors import APIError, as_api_error, unsupported
 from raycore.server.http.ignored_fields import ignore
@@ -36,30 +35,6 @@ def _logit_bias(given: dict[str, float]) -> dict[int, float]:
             raise APIError(400, f"logit_bias has the key {key!r}, which isn't a token id", param="logit_bias")
     return {int(token_id): max(-100.0, min(100.0, bias)) for token_id, bias in given.items()}
 
-
-SET_OTHERWISE = {
-    "stop_after": "chat: the end of the model's reasoning",
-    "stop_or_from": "chat: the end of the model's reasoning",
-    "max_tokens": "each endpoint: its field and its default differ",
-    "logprobs": "each endpoint: its fields differ",
-    "logprob_token_ids": "each endpoint: it needs the endpoint's field for log probabilities",
-    "structured_outputs": "structured_outputs(): several fields set it",
-    "return_hidden_states": "always false: hidden states are for callers in Python",
-    "return_prompt_hidden_states": "always false, too",
-    "detokenize": "always true: responses are text",
-    "flat_logprobs": "always false: responses have log probabilities in OpenAI's form",
-    "output_kind": "always cumulative: the server itself makes deltas",
-    "stream_interval": "the engine's option",
-    "skip_clone": "has no effect",
-    "extra_args": "both endpoints: vllm_xargs",
-    "reasoning_tags": "each endpoint: those of the reasoning parser",
-    "trace_decode_token_ids": "always None: tokens are replayed in Python and by /inference/v1/generate",
-    "watermarking": "always None: there are no watermarks",
-}
-"""The sampling parameters that aren't those of the request's field of the same name, each with what sets it."""
-
-COPIED = tuple(field.name for field in msgspec.structs.fields(SamplingParams) if field.name not in SET_OTHERWISE)
-"""The sampling parameters that come from the request's field of the same name. If it is None, they get the default."""
 
 _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
     "seed": _seed,

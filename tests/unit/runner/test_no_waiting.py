@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from no_waiting import NoWaiting
+from sampling_values import CHANGING_DRAWS
 from small_model import SPEC, make_runner, make_weights, new_request, plan, tokens_of
 from triton.runtime.interpreter import GridExecutor
 
@@ -38,11 +39,12 @@ def _kernels_are_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         {"temperature": 0.0},
         {"temperature": 0.8, "top_k": 5, "top_p": 0.9, "min_p": 0.01},
-        {"temperature": 0.8, "top_n_sigma": 1.0},
         {"temperature": 0.8, "top_p": 0.9},
         {"temperature": 0.0, "repetition_penalty": 1.2, "presence_penalty": 0.2, "frequency_penalty": 0.1},
         {"temperature": 0.7, "logprobs": 3, "logit_bias": {3: 1.0}, "min_tokens": 5, "stop_token_ids": [4]},
         {"temperature": 0.0, "allowed_token_ids": [1, 5, 9]},
+        CHANGING_DRAWS,
+        *({"temperature": 0.8, name: value} for name, value in CHANGING_DRAWS.items()),
     ],
     ids=lambda params: ", ".join(params),
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from native_kernels import needs_kernels
+from sampling_values import CHANGING_DRAWS
 from small_model import make_sampling
 
 from raycore.sampling import keyed_random, picking
@@ -137,14 +138,11 @@ def test_plain_greedy_means_nothing_but_the_most_likely_token():
     plain.add(0, greedy(), 0)
     plain.add(100, greedy(top_p=0.5, top_k=3, min_p=0.2, top_n_sigma=1.0), 0)
     assert plain.is_plain_greedy(np.array([0, 100]))
+    ignored = {"temperature", "top_p", "top_k", "min_p", "top_n_sigma", "min_tokens", "stop_token_ids"}
     wanting_more = [
         SamplingParams(),
         greedy(logprobs=0),
-        greedy(repetition_penalty=1.1),
-        greedy(presence_penalty=0.1),
-        greedy(frequency_penalty=-0.1),
-        greedy(logit_bias={3: 1.0}),
-        greedy(allowed_token_ids=[1]),
+        *(greedy(**{name: value}) for name, value in CHANGING_DRAWS.items() if name not in ignored),
         greedy(min_tokens=2, stop_token_ids=[5]),
     ]
     for slot, params in enumerate(wanting_more):
@@ -239,19 +237,15 @@ def test_equally_likely_tokens_are_all_kept():
 def mixed_requests():
     return [
         SamplingParams(),
-        SamplingParams(temperature=0.3),
         greedy(),
+        *(SamplingParams(**{name: value}) for name, value in CHANGING_DRAWS.items()),
         SamplingParams(top_k=3),
         SamplingParams(top_k=200, top_p=0.9),
         SamplingParams(top_p=0.4),
-        SamplingParams(top_p=0.99),
-        SamplingParams(min_p=0.1),
-        SamplingParams(top_n_sigma=1.0),
         SamplingParams(repetition_penalty=1.3, frequency_penalty=0.5),
         SamplingParams(logit_bias={5: 3.0}, logprobs=2),
-        SamplingParams(allowed_token_ids=[2, 3, 4]),
         greedy(min_tokens=10, stop_token_ids=[3]),
-    ] * 3
+    ] * 2
 
 
 @pytest.mark.parametrize("vocab_size", [VOCAB, 4096])

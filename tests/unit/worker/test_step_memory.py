@@ -12,6 +12,7 @@ import pytest
 import torch
 from caches import cache_of
 from drafting_checkpoints import head_config
+from msgspec.structs import replace
 from native_kernels import needs_kernels
 from peak_memory import peak_bytes
 
@@ -21,6 +22,7 @@ from raycore.messages import NO_STATE, NewRequest, StatePlan, StepPlan, StepToke
 from raycore.parallel.context_parallel import ContextParallel
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
+from raycore.worker import worst_steps as measured
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
@@ -107,20 +109,7 @@ BIGGER = {"max_num_seqs": 4, "max_num_batched_tokens": 1024, "max_model_len": 10
 """The same, of experts, who share among few tokens what is set aside for each."""
 LONG = MANY | {"max_model_len": 2048}
 """The same as `MANY`, of requests that are pooled, which keep little."""
-EVERYTHING = SamplingParams(
-    temperature=1.0,
-    top_p=0.9999999,
-    min_p=1e-9,
-    top_n_sigma=1000.0,
-    logprobs=20,
-    prompt_logprobs=20,
-    return_hidden_states=True,
-    return_prompt_hidden_states=True,
-    repetition_penalty=1.1,
-    presence_penalty=0.1,
-    frequency_penalty=0.1,
-    logit_bias={3: 1.0},
-)
+EVERYTHING = replace(measured.EVERYTHING, top_k=0, top_p=0.9999999, logit_bias={3: 1.0})
 GREEDY = SamplingParams(temperature=0.0)
 
 

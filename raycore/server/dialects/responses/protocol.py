@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from raycore.server.protocol import Dict, Fields, Int64, List, Number, Routed, StructuredOutputs, Text, TextOrTexts
+from raycore.server.protocol import Dict, Fields, Generating, List, Text
 
 
 def _fields(given: Any) -> dict[str, Any]:
@@ -307,7 +307,7 @@ Metadata = Annotated[
 ]
 
 
-class ResponsesRequest(Routed):
+class ResponsesRequest(Generating):
     """Body of `POST /v1/responses`."""
 
     input: Input | None = None
@@ -326,15 +326,12 @@ class ResponsesRequest(Routed):
     reasoning: ReasoningOptions | None = None
     store: bool | None = None
     """Whether the response can be had again by its id. Default: true."""
-    stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
-    temperature: Number | None = None
     text: TextOptions | None = None
     tool_choice: ToolChoice | None = None
     tools: List[FunctionTool] | None = None
     top_logprobs: int | None = None
     """Number of alternatives for each token, if `include` has `message.output_text.logprobs`."""
-    top_p: Number | None = None
     truncation: Literal["auto", "disabled"] | None = None
     """auto: if the conversation is too long, leave out its oldest messages."""
     safety_identifier: Text | None = None
@@ -353,30 +350,7 @@ class ResponsesRequest(Routed):
 
     include_reasoning: bool = True
     """Whether the response includes the reasoning."""
-    frequency_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    repetition_penalty: Number | None = None
-    top_k: Int64 | None = None
-    min_p: Number | None = None
-    logit_bias: Dict[str, Number] | None = None
-    seed: Int64 | None = None
-    stop: TextOrTexts | None = None
-    stop_token_ids: List[int] | None = None
-    ignore_eos: bool | None = None
-    min_tokens: Int64 | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
-    session_id: Text | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
-    return_mm_kwargs: bool | None = None
-    mm_payload: Literal["tensors", "none"] | None = None
-    """Has no effect."""
-    kv_transfer_params: dict[str, Any] | None = None
-    ec_transfer_params: dict[str, Any] | None = None
-    vllm_xargs: dict[str, Any] | None = None
-    watermarking: bool | None = None
     enable_response_messages: Literal[False] | None = None
     previous_input_messages: List[Any] | None = None
