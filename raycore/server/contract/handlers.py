@@ -38,8 +38,9 @@ _ERRORS = {
     Rule.ADMISSION: (400, 404, 429, 500, 503),
     Rule.CONTROLS: (400, 500, 503),
 }
-"""The errors that follow from rules. A path with a body has `_BODY_ERRORS`, and one without `NO_KEY` has 401."""
-_BODY_ERRORS = (408, 413)
+"""The errors that follow from rules. A path of POST has `_POST_ERRORS`, too, and one without `NO_KEY` has 401."""
+_POST_ERRORS = (408, 413, 415)
+"""The middleware reads whatever body comes, before anything else does."""
 
 
 class Run(Protocol):
@@ -149,7 +150,7 @@ class Handler:
             *(status for rule, those in _ERRORS.items() if rule in endpoint.rules for status in those),
         }
         errors |= set() if Rule.NO_KEY in endpoint.rules else {401}
-        errors |= set() if self.body is None else set(_BODY_ERRORS)
+        errors |= set(_POST_ERRORS) if endpoint.method == "POST" else set()
         error = AnthropicError if is_anthropic(endpoint.path) else ErrorAnswer
         told["responses"] = responses(self.answer, *sorted(errors), streams=self.streams, error=error)
         if self.content is not None:

@@ -70,7 +70,7 @@ class Invocations:
         return next((each for each, names in _FIELDS if names <= given and is_served(each, self._spec)), None)
 
 
-@answers(None, errors=(400, 404, 429, 500, 503), streams=True, content={"application/json": _OBJECT})
+@answers(None, errors=(400, 404, 409, 429, 500, 503), streams=True, content={"application/json": _OBJECT})
 async def invocations(context: Context, body: dict[str, Any]) -> None:
     """Run a request to any of the model's endpoints, which its fields choose. For SageMaker."""
     served = [(each, names) for each, names in _FIELDS if is_served(each, context.engine.pooling_spec)]

@@ -16,6 +16,7 @@ _ERRORS = {
     403: "The server's options don't allow it",
     404: "The model doesn't exist",
     408: "The request body didn't arrive in time",
+    409: "The engine's weights changed, and the request has on_version_change=fail",
     413: "The request body is too large",
     415: "The request body has a type, a compression or a charset that the server can't take",
     429: "Too many requests are in progress",
@@ -34,12 +35,11 @@ def responses(
     answer: type[BaseModel] | None, *errors: int, streams: bool = False, error: type[BaseModel] = ErrorAnswer
 ) -> Responses:
     """A path's responses, in FastAPI's format: `answer` on success (None: an empty body), and `error` with the statuses
-    `errors`. What can be too large can be of a wrong type, too."""
+    `errors`."""
     success: dict[str, Any] = {"description": "Successful response"}
     if answer is not None:
         success["model"] = answer
     if streams:
         success["content"] = {"text/event-stream": {"schema": _EVENT}}
-    all_errors = sorted({*errors, 415}) if 413 in errors else errors
-    told: Responses = {status: {"description": _ERRORS[status], "model": error} for status in all_errors}
+    told: Responses = {status: {"description": _ERRORS[status], "model": error} for status in errors}
     return {200: success, **told}

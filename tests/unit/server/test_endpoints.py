@@ -10,6 +10,7 @@ from fake_engine import CLASSIFIES, EMBEDS, SCORES, FakeEngine
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from raycore.errors import WeightVersionChanged
 from raycore.server import ServerOptions, build_app, load_adapters
 from raycore.server.contract.refusals import is_served
 from raycore.server.endpoints import Endpoint, Rule, paths_with
@@ -131,7 +132,32 @@ def test_the_openapi_document_describes_each_endpoint_and_its_responses(spec):
         assert described["description"], "the handler's docstring"
         assert all(content["schema"] for content in described["responses"]["200"].get("content", {}).values())
         assert ("401" in described["responses"]) == (Rule.NO_KEY not in endpoint.rules)
+        assert ({"408", "413", "415"} <= described["responses"].keys()) == (endpoint.method == "POST")
         assert described.get("security") == ([] if Rule.NO_KEY in endpoint.rules else None)
+
+
+CHAT = [{"role": "user", "content": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "1"}),
+        ("/v1/chat/completions", {"messages": CHAT}),
+        ("/v1/chat/completions/batch", {"messages": [CHAT, CHAT]}),
+        ("/v1/responses", {"input": "1"}),
+        ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"on_version_change": "fail"}}),
+        ("/invocations", {"prompt": "1"}),
+    ],
+)
+def test_a_request_that_fails_because_of_new_weights_has_a_status_of_the_openapi_document(app, engine, path, body):
+    def change_weights(index):
+        raise WeightVersionChanged("the weights changed")
+
+    engine.at_token = change_weights
+    answer = Client(app, {"authorization": "Bearer secret"}).post(path, {"on_version_change": "fail"} | body)
+    assert (answer.status, answer.json["error"]["code"]) == (409, "weight_version_changed")
+    assert "409" in app.openapi()["paths"][path]["post"]["responses"]
 
 
 @pytest.mark.parametrize(

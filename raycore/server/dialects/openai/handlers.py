@@ -14,19 +14,25 @@ from raycore.server.openapi.response_models import ChatAnswer, CompletionAnswer
 from raycore.server.protocol import BatchChatCompletionRequest, ChatCompletionRequest, CompletionRequest
 
 
-@runs(CompletionAnswer, streams=True, events=kept_alive_events)
+@runs(CompletionAnswer, errors=(409,), streams=True, events=kept_alive_events)
 def completions(context: Context, body: CompletionRequest) -> Completion:
     """Complete one or more prompts."""
     return Completion.prepare(context, body)
 
 
-@runs(ChatAnswer, streams=True, events=kept_alive_events, has_images=lambda body: has_images(body.messages))
+@runs(
+    ChatAnswer,
+    errors=(409,),
+    streams=True,
+    events=kept_alive_events,
+    has_images=lambda body: has_images(body.messages),
+)
 def chat_completions(context: Context, body: ChatCompletionRequest) -> Chat:
     """Generate the next message of a conversation."""
     return Chat.prepare(context, body, context.models.find(body.model), context.new_id("chatcmpl", body))
 
 
-@runs(ChatAnswer, has_images=lambda body: has_images(chain.from_iterable(body.messages)))
+@runs(ChatAnswer, errors=(409,), has_images=lambda body: has_images(chain.from_iterable(body.messages)))
 def batched_chat_completions(context: Context, body: BatchChatCompletionRequest) -> BatchedChats:
     """Generate the next message of each of several conversations: a choice for each, in their order."""
     return BatchedChats.prepare(context, body)

@@ -158,7 +158,7 @@ class Responses:
         return resolved
 
 
-@answers(ResponseAnswer, errors=_STORED_ERRORS, streams=True, takes_rank=True, in_batches=prepare_response)
+@answers(ResponseAnswer, errors=(*_STORED_ERRORS, 409), streams=True, takes_rank=True, in_batches=prepare_response)
 async def create_response(context: Context, body: ResponsesRequest) -> Any:
     """Generate the next items of a conversation: reasoning, a message, calls of functions."""
     service = context.service.own(Responses)

@@ -27,7 +27,7 @@ from raycore.server.dialects.tokens.response_models import (
 from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 
 
-@runs(GeneratedTokens, streams=True, has_images=lambda body: bool(body.content_parts))
+@runs(GeneratedTokens, errors=(409,), streams=True, has_images=lambda body: bool(body.content_parts))
 def generate(context: Context, body: GenerateRequest) -> Generation:
     """Continue a prompt of tokens, with tokens."""
     return Generation.prepare(context, body)
