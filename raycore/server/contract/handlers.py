@@ -7,7 +7,7 @@ is the request's `Context`. The others are FastAPI's: `body`, and those of the p
 from __future__ import annotations
 
 import inspect
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter
 from typing import Annotated, Any, Protocol
@@ -23,10 +23,9 @@ from raycore.server.dialects.messages.response_models import AnthropicError
 from raycore.server.endpoints import Endpoint, Rule, is_anthropic
 from raycore.server.http.bodies import handle_body
 from raycore.server.http.request_ids import request_id_of
-from raycore.server.http.streaming import JSON, EventStream, unless_client_leaves
+from raycore.server.http.streaming import JSON, unless_client_leaves
 from raycore.server.openapi.response_models import ErrorAnswer
 from raycore.server.openapi.responses import responses
-from raycore.server.options import ServerOptions
 
 DataParallelRank = Annotated[int | None, Header(alias="X-data-parallel-rank", ge=0)]
 """The data-parallel rank that runs the request. Without this header, the server chooses a rank."""
@@ -49,25 +48,6 @@ class Run(Protocol):
     async def answer(self) -> Any:
         """Run the request, and return its response: a plain value, or a response that isn't JSON."""
         ...
-
-
-Events = Callable[[AsyncGenerator[Any, None], ServerOptions], EventStream]
-"""Makes a stream of a run's events: those of its method `events()`."""
-
-
-def plain_events(events: AsyncGenerator[Any, None], options: ServerOptions) -> EventStream:
-    """Events without names."""
-    return EventStream(events)
-
-
-def kept_alive_events(events: AsyncGenerator[Any, None], options: ServerOptions) -> EventStream:
-    """Events without names, with comments when there is no news."""
-    return EventStream(events, keep_alive_s=options.sse_keep_alive_interval)
-
-
-def named_events(events: AsyncGenerator[Any, None], options: ServerOptions) -> EventStream:
-    """Events with the names that their fields `type` have."""
-    return EventStream(events, has_names=True)
 
 
 @dataclass(frozen=True)
@@ -94,8 +74,8 @@ class Handler:
     """Whether `work` returns a `Run`."""
     streams: bool = False
     """Whether the response is a stream of events if the body's `stream` says so."""
-    events: Events = plain_events
-    """Makes the stream of a run."""
+    names_events: bool = False
+    """Whether the events of a run's stream have the names that their fields `type` have."""
     has_images: Callable[[Any], bool] | None = None
     """Whether a body has images, so that its work belongs on the threads for images. None: it never has."""
     in_batches: Callable[..., Run] | None = None
@@ -132,7 +112,7 @@ class Handler:
         body = given["body"]
         made = await self._worked(context, request, body)
         if self.streams and body.stream:
-            return self.events(made.events(), context.options)
+            return context.stream(made.events(), has_names=self.names_events)
         return _response(await unless_client_leaves(request, made.answer()))
 
     async def _worked(self, context: Context, request: Request, body: Any) -> Any:

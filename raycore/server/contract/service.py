@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from raycore.server.contract.engine import ServingEngine
 from raycore.server.contract.models import Models
 from raycore.server.dialects.responses.store import ResponseStore
 from raycore.server.http.counts import HttpCounts
+from raycore.server.http.streaming import EventStream
 from raycore.server.options import ServerOptions
 from raycore.server.protocol import Routed
 
@@ -78,6 +79,10 @@ class Context:
     @property
     def models(self) -> Models:
         return self.service.models
+
+    def stream(self, events: AsyncGenerator[Any, None], *, has_names: bool = False) -> EventStream:
+        """The response that sends these events. `has_names`: see `EventStream`."""
+        return EventStream(events, has_names=has_names, keep_alive_s=self.options.sse_keep_alive_interval)
 
     def new_id(self, prefix: str, body: Routed) -> str:
         """The id of a request to the engine and of its response."""

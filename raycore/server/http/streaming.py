@@ -76,7 +76,7 @@ class EventStream(Response):
         """
         Args:
             keep_alive_s: after so many seconds without an event, a comment is sent, before the first event, too. 0:
-                never.
+                never. `Context.stream` gives the server's option.
             events: yields plain values, which become the data of one event each.
             has_names: whether each event is sent with a name, that of its field `type`. If not, `[DONE]` follows the
                 last event.
@@ -128,7 +128,8 @@ class EventStream(Response):
         if event is _PAUSE:
             data = b": keep-alive\n\n"
         elif self._has_names:
-            data = b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event))
+            name: str = event.get("type", "error")  # OpenAI's errors have no type
+            data = b"event: %b\ndata: %b\n\n" % (name.encode(), to_json(event))
         else:
             data = b"data: %b\n\n" % to_json(event)
         return {"type": "http.response.body", "body": data, "more_body": True}

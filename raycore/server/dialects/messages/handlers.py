@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from raycore.server.contract.handlers import answers, named_events, runs
+from raycore.server.contract.handlers import answers, runs
 from raycore.server.contract.service import Context
 from raycore.server.dialects.messages.answer import MessageAnswer, count_tokens
 from raycore.server.dialects.messages.protocol import CountTokensRequest, MessagesRequest
@@ -14,7 +14,7 @@ from raycore.server.dialects.tokens.rendering import rendered
 from raycore.server.dialects.tokens.response_models import RenderedRequest
 
 
-@runs(MessageBody, streams=True, events=named_events, has_images=has_images)
+@runs(MessageBody, streams=True, names_events=True, has_images=has_images)
 def messages(context: Context, body: MessagesRequest) -> MessageAnswer:
     """Generate the next message of a conversation, as Anthropic's Messages API does."""
     return MessageAnswer.prepare(context, body)

@@ -24,7 +24,7 @@ from raycore.server.dialects.responses.store import Record
 from raycore.server.http.bodies import handle_body
 from raycore.server.http.errors import APIError, NotFound
 from raycore.server.http.json_text import to_json
-from raycore.server.http.streaming import EventStream, unless_client_leaves
+from raycore.server.http.streaming import unless_client_leaves
 from raycore.server.openapi.response_models import DeletedResponse, ResponseAnswer, ResponseItems
 
 logger = logging.getLogger(__name__)
@@ -166,10 +166,10 @@ async def create_response(context: Context, body: ResponsesRequest) -> Any:
     if body.background:
         response = await service.background.start(run)
         if body.stream:
-            return EventStream(service.background.follow(run.head.id, 0), has_names=True)
+            return context.stream(service.background.follow(run.head.id, 0), has_names=True)
         return response
     if body.stream:
-        return EventStream(service.events(run), has_names=True)
+        return context.stream(service.events(run), has_names=True)
     return await unless_client_leaves(context.http, service.answer(run))
 
 
@@ -184,7 +184,7 @@ async def retrieve_response(
     service = context.service.own(Responses)
     if stream:
         start = 0 if starting_after is None else starting_after + 1
-        return EventStream(service.background.follow(response_id, start), has_names=True)
+        return context.stream(service.background.follow(response_id, start), has_names=True)
     (record,) = await service.load(response_id)
     return record.response
 

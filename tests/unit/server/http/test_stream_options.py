@@ -7,10 +7,14 @@ import json
 from collections.abc import AsyncGenerator
 from typing import Any
 
+import pytest
 from asgi_client import Client
 from fake_engine import FakeEngine
 
+from raycore.server.http.errors import NotFound
 from raycore.server.http.streaming import EventStream
+
+CHAT = [{"role": "user", "content": "27 + 58 ="}]
 
 
 def test_streams_without_news_send_comments(serve: Any, engine: FakeEngine) -> None:
@@ -29,6 +33,50 @@ def test_streams_without_news_send_comments(serve: Any, engine: FakeEngine) -> N
     assert parts[-2:] == [b"data: [DONE]", b""]
     events = [json.loads(part.removeprefix(b"data: ")) for part in parts[:-2] if part.startswith(b"data: ")]
     assert "".join(event["choices"][0]["text"] for event in events) == " 85 is the answer"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": CHAT}),
+        ("/v1/messages", {"messages": CHAT, "max_tokens": 20}),
+        ("/v1/responses", {"input": "27 + 58 ="}),
+        ("/v1/responses", {"input": "27 + 58 =", "background": True}),
+        ("/inference/v1/generate", {"token_ids": [1, 2], "sampling_params": {}}),
+    ],
+)
+def test_streams_of_all_endpoints_send_comments(serve: Any, engine: FakeEngine, path: str, body: dict) -> None:
+    async def wait(index: int) -> None:
+        if index == 1:
+            await asyncio.sleep(0.5)
+
+    engine.at_token = wait
+    answer = serve(sse_keep_alive_interval=0.1).post(path, {"model": "fake", "stream": True} | body)
+    parts = answer.body.split(b"\n\n")
+    assert b": keep-alive" in parts[1:]
+    assert b": keep-alive" not in serve().post(path, {"model": "fake", "stream": True} | body).body
+
+
+def test_the_events_of_a_response_that_is_not_stored_are_an_error_after_a_comment() -> None:
+    async def events() -> AsyncGenerator[Any, None]:
+        await asyncio.sleep(0.1)
+        raise NotFound("response 'a' isn't stored")
+        yield
+
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        await asyncio.sleep(20)
+
+    scope = {"type": "http", "path": "/v1/responses/a", "raycore.request_id": "1"}
+    stream = EventStream(events(), has_names=True, keep_alive_s=0.03)
+    asyncio.run(asyncio.wait_for(stream(scope, receive, send), 10))
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert body.startswith(b": keep-alive")
+    assert b'event: error\ndata: {"error"' in body
 
 
 def test_an_error_after_a_comment_is_an_event(serve: Any, engine: FakeEngine) -> None:
