@@ -12,7 +12,6 @@ _CONSTRUCTED = "engines are constructed from options: AsyncLLM(model, ...), or f
 _CHECKED = "the constructor and the engine check, and the engine knows the model's tokens"
 _VIDEO = "raycore has no models of videos"
 _SOUND = "raycore has no models that hear"
-_RENDER = "a server renders prompts only for itself: use /tokenize"
 _TIERS = "it is about a connector of vLLM's: for raycore's, see vllm:prompt_tokens_cached_by_source"
 _NOT_MEASURED = "raycore doesn't measure it"
 _DIFFUSION = "raycore has no diffusion models"
@@ -125,7 +124,6 @@ REASONS: dict[str, str] = {
     "endpoint/POST /weight_checker": _CHECKSUMS,
     "endpoint/POST /generative_scoring": "use completions with logprobs",
     "http/GenerativeScoringRequest*": "use completions with logprobs",
-    "endpoint/POST */render": _RENDER,
     "endpoint/POST /v1/audio/*": _SOUND,
     "http/TranscriptionRequest*": _SOUND,
     "http/TranslationRequest*": _SOUND,

@@ -83,6 +83,7 @@ class Endpoint(Enum):
     DERENDER_CHAT_TOKENS = "POST", "/v1/chat/completions/derender", _PREPARES, _TOKEN_API
     DERENDER_COMPLETION_TOKENS = "POST", "/v1/completions/derender", _PREPARES, _TOKEN_API
     CREATE_RESPONSE = "POST", "/v1/responses", _GENERATES | Rule.IN_BATCHES, _RESPONSES
+    RENDER_RESPONSE = "POST", "/v1/responses/render", _PREPARES, _RESPONSES
     RETRIEVE_RESPONSE = "GET", "/v1/responses/{response_id}", Rule.GENERATES, _RESPONSES
     DELETE_RESPONSE = "DELETE", "/v1/responses/{response_id}", Rule.GENERATES, _RESPONSES
     CANCEL_RESPONSE = "POST", "/v1/responses/{response_id}/cancel", Rule.GENERATES, _RESPONSES

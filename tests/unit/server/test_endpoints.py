@@ -44,6 +44,7 @@ def test_the_application_serves_the_endpoints_of_the_table(spec):
 TOKENIZING = {
     "/v1/messages/count_tokens",
     "/v1/messages/render",
+    "/v1/responses/render",
     "/v1/chat/completions/render",
     "/v1/completions/render",
     "/v1/chat/completions/derender",

@@ -19,8 +19,10 @@ from raycore.server.dialects.responses.chat_request import check
 from raycore.server.dialects.responses.conversation import Item
 from raycore.server.dialects.responses.output import Event
 from raycore.server.dialects.responses.protocol import ResponsesRequest
-from raycore.server.dialects.responses.run import ResponseRun, given_items, prepare_response
+from raycore.server.dialects.responses.run import ResponseRun, given_items, gives_images, prepare_response
 from raycore.server.dialects.responses.store import Record
+from raycore.server.dialects.tokens.rendering import rendered
+from raycore.server.dialects.tokens.response_models import RenderedRequest
 from raycore.server.http.bodies import handle_body
 from raycore.server.http.errors import APIError, NotFound
 from raycore.server.http.json_text import to_json
@@ -171,6 +173,13 @@ async def create_response(context: Context, body: ResponsesRequest) -> Any:
     if body.stream:
         return context.stream(service.events(run), has_names=True)
     return await unless_client_leaves(context.http, service.answer(run))
+
+
+@answers(RenderedRequest, has_images=gives_images)
+def render_response(context: Context, body: ResponsesRequest) -> dict[str, Any]:
+    """What a request for a response becomes: the body for /inference/v1/generate. Its input is the whole conversation:
+    stored responses aren't read."""
+    return rendered(prepare_response(context, body).message.job, body, "input")
 
 
 @answers(ResponseAnswer, errors=_STORED_ERRORS, streams=True)

@@ -25,7 +25,12 @@ from raycore.server.dialects.responses.conversation import (
     without_oldest,
 )
 from raycore.server.dialects.responses.output import Event, OutputItems
-from raycore.server.dialects.responses.protocol import ResponsesRequest
+from raycore.server.dialects.responses.protocol import (
+    FunctionCallOutput,
+    InputImage,
+    InputMessage,
+    ResponsesRequest,
+)
 from raycore.server.dialects.responses.response import ResponseHead
 from raycore.server.dialects.responses.store import Record
 from raycore.server.dialects.responses.text_logprobs import TextLogprobs
@@ -179,6 +184,16 @@ def given_items(body: ResponsesRequest) -> list[Item]:
     if isinstance(body.input, str):
         return with_ids([{"role": "user", "content": body.input}])
     return with_ids([item.model_dump(exclude_unset=True) for item in body.input])
+
+
+def gives_images(body: ResponsesRequest) -> bool:
+    """Whether a request's own input has images, so that preparing it may take seconds."""
+    contents = [
+        item.content if isinstance(item, InputMessage) else item.output
+        for item in (body.input if isinstance(body.input, list) else ())
+        if isinstance(item, InputMessage | FunctionCallOutput)
+    ]
+    return any(isinstance(part, InputImage) for content in contents if isinstance(content, list) for part in content)
 
 
 def prepare_response(context: Context, body: ResponsesRequest) -> ResponseRun:

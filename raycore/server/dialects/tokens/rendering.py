@@ -11,17 +11,17 @@ from raycore.server.dialects.messages.protocol import MessagesRequest
 from raycore.server.dialects.tokens.parameters import as_json
 from raycore.server.generation.jobs import Job
 from raycore.server.http.errors import APIError
-from raycore.server.protocol import SamplingRequest
+from raycore.server.protocol import Generating, SamplingRequest
 
 
-def rendered(job: Job, request: SamplingRequest | MessagesRequest) -> dict[str, Any]:
-    """The body for `/inference/v1/generate` that runs a job of a request.
+def rendered(job: Job, request: Generating | MessagesRequest, param: str = "messages") -> dict[str, Any]:
+    """The body for `/inference/v1/generate` that runs a job of a request. `param`: the field that has the conversation.
 
     Raises:
         APIError: the prompt has images.
     """
     if job.prompt.features:
-        raise APIError(400, "messages has images, which can't be rendered", param="messages")
+        raise APIError(400, f"{param} has images, which can't be rendered", param=param)
     options = request.stream_options if isinstance(request, SamplingRequest) else None
     return {
         "request_id": job.request_id,

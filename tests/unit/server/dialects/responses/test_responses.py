@@ -9,7 +9,11 @@ import pytest
 from fake_engine import VOCAB_SIZE
 from responding import CALL, OTHER_CALL, TOOL, Responder, events_of
 
+from raycore.server.dialects.responses.protocol import ResponsesRequest
+from raycore.server.dialects.responses.run import gives_images
+
 REASONING = {"reasoning_parser": "qwen3"}
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
 
 
@@ -343,3 +347,16 @@ def test_a_length_beyond_the_models_may_be_refused():
     answer = Responder(strict_max_tokens=True).post(**body)
     assert answer.error == (400, "invalid_request_error", "max_output_tokens")
     assert "max_output_tokens" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("items", "expected"),
+    [
+        ("a", False),
+        ([{"role": "user", "content": "a"}, {"type": "reasoning"}], False),
+        ([{"role": "user", "content": [IMAGE]}], True),
+        ([{"type": "function_call_output", "call_id": "c", "output": [IMAGE]}], True),
+    ],
+)
+def test_images_are_found_wherever_a_request_gives_them(items, expected):
+    assert gives_images(ResponsesRequest.model_validate({"input": items})) == expected

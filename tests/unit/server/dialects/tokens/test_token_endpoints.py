@@ -247,6 +247,38 @@ def test_a_rendered_message_has_the_limit_of_its_request(routed):
     assert json.dumps(body)
 
 
+def test_a_rendered_response_generates_what_the_response_does(routed):
+    engine, client = routed
+    engine.text = "So.</think>85"
+    asked = {
+        "instructions": "Be brief.",
+        "input": [
+            {"role": "user", "content": "27 + 58?"},
+            {"type": "function_call", "call_id": "c", "name": "get_weather", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "warm"},
+        ],
+        "reasoning": {"effort": "low"},
+        "text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "object"}}},
+        "max_output_tokens": 9,
+        "top_k": 4,
+        "request_id": "1",
+    }
+    rendered = client.post("/v1/responses/render", {**asked, "stream": True, "cache_salt": "s"}).json
+    assert (rendered["stream"], rendered["cache_salt"], rendered["request_id"]) == (True, "s", "resp-1")
+    client.post("/inference/v1/generate", {**rendered, "stream": False})
+    assert client.post("/v1/responses", {**asked, "store": False}).status == 200
+    assert engine.asked == [rendered["token_ids"]] * 2
+    first, second = (msgspec.structs.replace(each, detokenize=True) for each in engine.params)
+    assert first == second
+    assert (first.max_tokens, first.top_k) == (9, 4)
+
+
+def test_only_whole_conversations_are_rendered(client):
+    answer = client.post("/v1/responses/render", {"input": "a", "previous_response_id": "resp_1"})
+    assert answer.error == (400, "invalid_request_error", "previous_response_id")
+    assert client.post("/v1/responses/render", {"input": []}).error[2] == "input"
+
+
 def test_rendering_refuses_what_the_request_itself_would_be_refused_for(client):
     answer = client.post("/v1/chat/completions/render", {"messages": []})
     assert answer.error == (400, "invalid_request_error", "messages")
