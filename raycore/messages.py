@@ -394,7 +394,7 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
     num_waiting: int
     num_running: int
     kv_usage: float
-    """Share of the KV cache's blocks that running requests hold, 0 to 1."""
+    """Fraction of the KV cache's blocks that running requests hold, 0 to 1."""
     num_preemptions: int = 0
     """Preemptions of running requests. This and the prefix cache's counters count from the rank's start."""
     prefix_cache_queries: int = 0

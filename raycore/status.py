@@ -42,7 +42,7 @@ class RankStatus:
     num_waiting: int = 0
     """Requests that wait for a slot or for blocks of the KV cache, or for something else (`num_deferred`)."""
     kv_usage: float = 0.0
-    """Share of the KV cache's blocks that running requests hold, 0 to 1."""
+    """Fraction of the KV cache's blocks that running requests hold, 0 to 1."""
     num_restarts: int = 0
     """How often the rank was replaced since it was added to the engine."""
     num_deferred: int = 0

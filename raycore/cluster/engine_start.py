@@ -25,12 +25,12 @@ class StartView:
     num_ready: int = 0
     """How many of the ranks can serve."""
     weights_read: float = 0.0
-    """The share of the weights that has been read, 0 to 1."""
+    """The fraction of the weights that has been read, 0 to 1."""
 
     def __str__(self) -> str:
-        share = f" ({self.weights_read:.0%})" if self.phase == LOADING else ""
+        read = f" ({self.weights_read:.0%})" if self.phase == LOADING else ""
         ranks = "" if self.num_ranks is None else f", {self.num_ready} of {self.num_ranks} ranks ready"
-        return f"{self.phase}{share}{ranks}, {self.elapsed_s:.0f} s so far"
+        return f"{self.phase}{read}{ranks}, {self.elapsed_s:.0f} s so far"
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""
@@ -63,10 +63,10 @@ class EngineStart:
         """
         self._manager, self._num_ranks = manager, num_ranks
 
-        def note(share: float) -> None:
-            self._weights_read = share
+        def note(fraction: float) -> None:
+            self._weights_read = fraction
             if show is not None:
-                show(share)
+                show(fraction)
 
         return note
 

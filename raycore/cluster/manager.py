@@ -136,7 +136,7 @@ class CoreEngineActorManager:
         """Place, create and initialize all ranks, in parallel, and start their loops.
 
         Args:
-            on_progress: called a few times a second with the share of the weights that is loaded, 0 to 1.
+            on_progress: called a few times a second with the fraction of the weights that is loaded, 0 to 1.
             is_wanted: called several times a second. If it returns False, the start is cancelled.
             join: called once this process is connected to Ray, before anything is reserved. What it returns is called
                 if the start fails, while the process is still connected.

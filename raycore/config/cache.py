@@ -32,7 +32,7 @@ class CacheConfig(msgspec.Struct, frozen=True):
         Meta(gt=0, le=1),
         option(
             "On a GPU: fraction of its memory that a worker may use for weights, activations and KV cache, whatever "
-            "other processes use. On a CPU: a worker's default KV cache is this fraction of half its equal share of "
+            "other processes use. On a CPU: a worker's default KV cache is this fraction of half its equal part of "
             "the available memory, but at most 4 GiB.",
             flags=("--gpu-memory-utilization", "--device-memory-utilization"),
             metavar="FRACTION",

@@ -45,12 +45,12 @@ def take_variables(chosen: dict[str, Any], environ: Mapping[str, str]) -> None:
         chosen["placement_bundle_indices"] = bundles.replace(" ", "")
     if gpus and chosen.get("gpus_per_worker", 1.0) == 1.0:
         try:
-            share = float(gpus)
+            fraction = float(gpus)
         except ValueError:
-            share = 0.0
-        if not 0.0 < share <= 1.0:
+            fraction = 0.0
+        if not 0.0 < fraction <= 1.0:
             raise InvalidConfig(f"{GPUS_VARIABLE}={gpus!r} isn't a number above 0, at most 1")
-        chosen["gpus_per_worker"] = share
+        chosen["gpus_per_worker"] = fraction
 
 
 def bundle_indices(parallel: ParallelConfig) -> list[list[int]] | None:

@@ -130,7 +130,7 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         float,
         Meta(gt=0.0, le=1.0),
         option(
-            "With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers, or a "
+            "With device=cuda: the fraction of a GPU that a worker reserves. With less than 1, several workers, or a "
             "worker and a trainer, share a GPU: set gpu_memory_utilization to a worker's share of its whole memory.",
             metavar="FRACTION",
         ),
@@ -153,7 +153,7 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             "The bundles of the caller's placement groups that workers use: one for each worker of each rank, such as "
             "[[0, 1], [2, 3]], or 0,1;2,3 on the command line. They are bundles of placement_groups or, without these, "
             "of the placement group in which the program that starts the engine runs itself. A worker reserves only "
-            "its share of a GPU or, on CPUs, one CPU.",
+            "its fraction of a GPU or, on CPUs, one CPU.",
             metavar="N,N;N,N",
             default="all bundles of placement_groups, one after the other",
             expected="lists of numbers of bundles, one list for each rank",

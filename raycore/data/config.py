@@ -254,8 +254,8 @@ def cpus_of_ranks(config: ProcessorConfig, cluster_cpus: float, num_left: int = 
     given = resources.get("CPU")
     if given is None and options.get("wait_for_nodes_s"):
         given = 1.0  # there will be more
-    share = (cluster_cpus - num_left) / num_processes
-    cpus = given or (1.0 if share >= 1 else max(_LEAST_CPUS, math.floor(share * 100) / 100))
+    cpus_each = (cluster_cpus - num_left) / num_processes
+    cpus = given or (1.0 if cpus_each >= 1 else max(_LEAST_CPUS, math.floor(cpus_each * 100) / 100))
     return cpus, cpus * num_processes
 
 

@@ -73,9 +73,9 @@ class LoadingBar:
     def __init__(self, bar: tqdm[Any]) -> None:
         self._bar = bar
 
-    def show(self, share: float) -> None:
-        """Redraw the bar. `share`: the share of the weights that has been read, 0 to 1."""
-        self._bar.update(round(100 * share) - self._bar.n)
+    def show(self, fraction: float) -> None:
+        """Redraw the bar. `fraction`: the fraction of the weights that has been read, 0 to 1."""
+        self._bar.update(round(100 * fraction) - self._bar.n)
 
 
 @contextmanager

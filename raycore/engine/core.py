@@ -315,7 +315,7 @@ class EngineCore:
         return _PREPARING_WAIT_S if is_preparing else IDLE_WAIT_S
 
     def load(self) -> LoadView:
-        """The numbers of waiting and running requests, the share of the KV cache in use, counters, and adapters."""
+        """The numbers of waiting and running requests, the fraction of the KV cache in use, counters, and adapters."""
         numbers: dict[str, Any] = {"decode_s": self._decode_s}
         for load in self._hooks.load:
             numbers |= load()

@@ -26,7 +26,7 @@ from raycore.parts.adapters.layers import Adapters
 _GATES: tuple[Gate, ...] = ("silu", "gelu_tanh", "gelu", "relu2")
 _NUM_ROWS = 3
 _TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 4e-3}
-"""Largest difference of results, as a share of the largest result."""
+"""Largest difference of results, as a fraction of the largest result."""
 
 
 class LinearModule(nn.Module):

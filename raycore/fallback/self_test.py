@@ -20,7 +20,7 @@ from raycore.parallel.tensor_parallel import TensorParallel
 
 _LENGTHS = (9, 4, 6)
 _TOLERANCES = {torch.float32: 2e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
-"""Largest difference of a row of logits, as a share of how much its logits differ, in half of the rows."""
+"""Largest difference of a row of logits, as a fraction of how much its logits differ, in half of the rows."""
 
 
 class SelfTest:

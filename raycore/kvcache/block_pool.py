@@ -35,7 +35,7 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """Share of the blocks in use, 0 to 1."""
+        """Fraction of the blocks in use, 0 to 1."""
         return 1.0 - self.num_free / self.num_blocks
 
     def take(self, count: int) -> list[int]:

@@ -16,7 +16,7 @@ from raycore.status import UP_STATES, RankStatus
 GAUGES: tuple[tuple[str, str, Callable[[RankStatus], float]], ...] = (
     ("vllm:num_requests_running", "Running requests.", lambda rank: rank.num_running),
     ("vllm:num_requests_waiting", "Waiting requests.", lambda rank: rank.num_waiting),
-    ("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", lambda rank: rank.kv_usage),
+    ("vllm:kv_cache_usage_perc", "Fraction of the KV cache in use, 0 to 1.", lambda rank: rank.kv_usage),
     ("raycore_rank_serving", "1 while the rank runs requests.", lambda rank: rank.state == "serving"),
     (
         "raycore_rank_stale",

@@ -35,7 +35,7 @@ class SchedulerStats:
     num_running_reqs: int = 0
     num_waiting_reqs: int = 0
     kv_cache_usage: float = 0.0
-    """Share of the KV cache's blocks that running requests hold, 0 to 1."""
+    """Fraction of the KV cache's blocks that running requests hold, 0 to 1."""
     prefix_cache_stats: CacheStats = field(default_factory=CacheStats)
     connector_prefix_cache_stats: CacheStats | None = None
     """The same for a KV connector. None: it was asked for nothing."""

@@ -49,7 +49,7 @@ class Rotation(msgspec.Struct, frozen=True):
     """The base of the frequencies."""
     scaling: RopeScaling | None = None
     fraction: float = 1.0
-    """The share of a head's components that are rotated. They are the first ones."""
+    """The fraction of a head's components that are rotated. They are the first ones."""
     is_adjacent: bool = False
     """Whether the components of a pair are adjacent in the checkpoint. Otherwise, a pair has one of each half."""
     sections: tuple[int, ...] = ()

@@ -19,7 +19,7 @@ _LEAST_WAIT_NS = 300_000
 """A thread that wakes up waits this long at most, if a core is free. A thread that is interrupted waits for
 milliseconds."""
 _COMPUTES = 0.1
-"""A thread computes if it runs at least this share of the time that the busiest thread runs."""
+"""A thread computes if it runs at least this fraction of the time that the busiest thread runs."""
 
 
 class _Times(NamedTuple):

@@ -25,7 +25,7 @@ from raycore.step.batch import StepInputs
 from raycore.step.copies import Download
 from raycore.step.device_batch import DeviceBatch, StepTensors
 
-Share = Callable[[Tensor], Tensor]
+Agree = Callable[[Tensor], Tensor]
 """Takes the tokens that this worker has sampled, int64[R], and returns those that all go on with."""
 
 
@@ -34,11 +34,11 @@ def own_tokens(token_ids_R: Tensor) -> Tensor:
     return token_ids_R
 
 
-def also_sent(link: Link, share: Share) -> Share:
+def also_sent(link: Link, agree: Agree) -> Agree:
     """Return what also sends the tokens to the first stage, which computes them next."""
 
     def send(token_ids_R: Tensor) -> Tensor:
-        token_ids_R = share(token_ids_R)
+        token_ids_R = agree(token_ids_R)
         link.send(token_ids_R.to(torch.int32))
         return token_ids_R
 
@@ -56,7 +56,7 @@ class SamplingHead(Head):
         rows: StepRows = ALL_ROWS,
         *,
         reports: bool = True,
-        share: Share = own_tokens,
+        agree: Agree = own_tokens,
     ) -> None:
         """
         Args:
@@ -68,7 +68,7 @@ class SamplingHead(Head):
         self._sampler = sampler
         self._rows = rows
         self._reports = reports
-        self._share = share
+        self._agree = agree
         self._returned_states = ReturnedStates()
         self._prompt_logprobs: dict[int, int] = {}
         """For requests with prompt logprobs, by slot: how many of the most likely tokens to report at each position."""
@@ -147,7 +147,7 @@ class SamplingHead(Head):
             token_ids_R = sampled.token_ids_R
             if sampled.logprobs or sampled.failed:
                 launched.extras.append(_SampledExtras(sampled, self._sampler))
-        token_ids_R = self._share(token_ids_R)
+        token_ids_R = self._agree(token_ids_R)
         self._batch.append(tensors, token_ids_R)
         launched.token_ids = Download([token_ids_R])
 

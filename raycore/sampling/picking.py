@@ -91,7 +91,7 @@ def top_k_thresholds(weights_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Te
     """Return float32[R]: each row's smallest weight that top-k and then top-p keep.
 
     `top_k_R` is int64, in [1, V]: how many of the largest weights top-k keeps. `top_p_R` is float64: of these, top-p
-    keeps the largest, as few as are needed to reach this share of their sum.
+    keeps the largest, as few as are needed to reach this fraction of their sum.
     """
     largest_RK = _largest(weights_RV, int(top_k_R.max()))
     sums_RK = largest_RK.cumsum(dim=-1, dtype=torch.float64)
@@ -104,7 +104,7 @@ def top_k_thresholds(weights_RV: Tensor, top_k_R: Tensor, top_p_R: Tensor) -> Te
 def top_p_thresholds(weights_RV: Tensor, top_p_R: Tensor, batch_invariant: bool = False) -> Tensor:
     """Return float32[R]: each row's smallest weight that top-p keeps.
 
-    Top-p keeps the largest weights, as few as are needed to reach the share `top_p_R` (float64) of the row's sum.
+    Top-p keeps the largest weights, as few as are needed to reach the fraction `top_p_R` (float64) of the row's sum.
     """
     vocab_size = weights_RV.shape[1]
     totals = [rows.sum(dim=-1, dtype=torch.float64) for rows in _in_parts(weights_RV, batch_invariant)]
@@ -164,9 +164,9 @@ def _drop_unlikely_(weights_RV: Tensor, limits: DrawLimits, batch_invariant: boo
 
 
 def draw_weighted(weights_RV: Tensor, uniform_R: Tensor) -> Tensor:
-    """Return int64[R]: each row's first token at which the running sum reaches the share `1 - uniform_R` of the sum.
+    """Return int64[R]: each row's first token at which the running sum reaches the fraction `1 - uniform_R` of its sum.
 
-    `uniform_R` is float64, in [0, 1). So the share is positive, and no token of weight 0 is drawn.
+    `uniform_R` is float64, in [0, 1). So the fraction is positive, and no token of weight 0 is drawn.
     """
     return _search(weights_RV, 1.0 - uniform_R)
 
@@ -175,18 +175,18 @@ def _in_parts(x_RV: Tensor, batch_invariant: bool) -> list[Tensor]:
     return [x_RV[row : row + 1] for row in range(len(x_RV))] if batch_invariant else [x_RV]
 
 
-def _search(weights_RV: Tensor, share_R: Tensor) -> Tensor:
-    """Return int64[R]: in each row, the first index at which the running sum of weights reaches a share of the row's
+def _search(weights_RV: Tensor, fraction_R: Tensor) -> Tensor:
+    """Return int64[R]: in each row, the first index at which the running sum of weights reaches a fraction of the row's
     sum.
 
-    `share_R` is float64, in (0, 1].
+    `fraction_R` is float64, in (0, 1].
     """
     num_rows, vocab_size = weights_RV.shape
     if vocab_size % _BLOCK:
         weights_RV = torch.nn.functional.pad(weights_RV, (0, -vocab_size % _BLOCK))
     weights_RNB = weights_RV.view(num_rows, -1, _BLOCK)
     sums_RN = weights_RNB.sum(dim=-1).cumsum(dim=-1, dtype=torch.float64)
-    target_R = share_R * sums_RN[:, -1]
+    target_R = fraction_R * sums_RN[:, -1]
     block_R = _first_to_reach(target_R, sums_RN)
     rows_R = torch.arange(num_rows, device=weights_RV.device)
     before_R = torch.where(block_R > 0, sums_RN[rows_R, block_R - 1], 0.0)

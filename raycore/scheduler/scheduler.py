@@ -14,7 +14,7 @@ is preempted, its tokens in flight are lost. No client has seen them, and they a
 numbers. Workers execute plans in order, so the blocks of a request that has left its slot can be reused at once, even
 while steps that use them are in flight.
 
-If steps in flight are in different stages of a pipeline, running decodes take turns: each step gets a share of them and
+If steps in flight are in different stages of a pipeline, running decodes take turns: each step gets a part of them and
 of prompts' tokens, so that all stages have work. A decode whose last token is still being computed waits for a later
 step, if there is anything else to compute.
 
@@ -57,7 +57,7 @@ class Scheduler:
         tells_tokens: whether plans tell the workers which tokens they compute. A request then waits for its last token
             before the next one is planned.
         num_turns: the number of steps that running decodes take turns in. A step then has at most 1 of `num_turns`
-            equal parts of the running requests as decodes, and a share of the prompts' tokens.
+            equal parts of the running requests as decodes, and a part of the prompts' tokens.
         layout: the groups of layers that share the blocks. None: there is one, which keeps all tokens.
         waits_for_output: whether each request waits for its last token before the next one is planned.
         parts: what the engine has besides. Each belongs to one scheduler. `Prefixes` is the prefix cache.
@@ -264,10 +264,10 @@ class Scheduler:
 
     def _build_step(self, *, only_due: bool = True) -> StepBuilder:
         """Build the next step. `only_due`: leave out decodes whose last tokens are still being computed by stages."""
-        share = self._turns.prompt_share(self._waiting.num_tokens, self._prefills)
-        step, has_preempted = self._fit_running(share, only_due=only_due)
+        most = self._turns.max_prompt_tokens(self._waiting.num_tokens, self._prefills)
+        step, has_preempted = self._fit_running(most, only_due=only_due)
         self._advance_decodes(step)
-        budget = min(share, self._config.max_num_batched_tokens - len(step.decodes.slots) - step.num_drafts)
+        budget = min(most, self._config.max_num_batched_tokens - len(step.decodes.slots) - step.num_drafts)
         for chunk in step.chunks:
             budget -= chunk.num_tokens
             self._advance_chunk(chunk, step)
@@ -276,12 +276,12 @@ class Scheduler:
             self._admit_waiting(step, budget)
         return step
 
-    def _fit_running(self, share: int, *, only_due: bool) -> tuple[StepBuilder, bool]:
+    def _fit_running(self, most: int, *, only_due: bool) -> tuple[StepBuilder, bool]:
         """Begin the next step with the running requests. While there are too few free blocks for them, preempt
         requests.
 
         Args:
-            share: maximum number of tokens of prompts.
+            most: maximum number of tokens of prompts.
             only_due: see `_build_step`.
 
         Returns: the step, and whether a request was preempted.
@@ -299,7 +299,7 @@ class Scheduler:
             needed = len(step.block_slots) * self._blocks.num_groups
             if self._prefills:
                 step.chunks = self._chunks.of_running(
-                    self._prefills, min(share, self._config.max_num_batched_tokens - len(slots))
+                    self._prefills, min(most, self._config.max_num_batched_tokens - len(slots))
                 )
                 needed += step.num_missing_blocks(self._slots, self._blocks)
             if needed <= self._pool.num_free:

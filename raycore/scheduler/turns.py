@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import Batch, SlotTable
 
-_SHARES_OF_PROMPTS = 4
+_PARTS_OF_PROMPTS = 4
 """With n turns, a step gets at most one of 4 n parts of all prompts' tokens, because the later stages of a pipeline
 have nothing to do while the first one computes the first part."""
 _LEAST_FRACTION = 1 / 16
@@ -25,7 +25,7 @@ class Turns:
         self._divides_prompts = divides_prompts
 
     def next_decodes(self, step: int, *, only_due: bool) -> Batch:
-        """Return the decodes whose turn it is: those that were planned the longest ago, up to a step's share.
+        """Return the decodes whose turn it is: those that were planned the longest ago, up to a step's part.
 
         `only_due`: leave out decodes whose last tokens are still being computed.
         """
@@ -34,10 +34,10 @@ class Turns:
             return decodes
         if only_due:
             decodes = self._slots.due(decodes, step - self.number)
-        share = -(-self._slots.num_running // self.number)
-        return decodes if len(decodes.slots) <= share else self._slots.longest_waiting(decodes, share)
+        most = -(-self._slots.num_running // self.number)
+        return decodes if len(decodes.slots) <= most else self._slots.longest_waiting(decodes, most)
 
-    def prompt_share(self, num_waiting_tokens: int, prefills: Iterable[Request]) -> int:
+    def max_prompt_tokens(self, num_waiting_tokens: int, prefills: Iterable[Request]) -> int:
         """Return the maximum number of tokens of prompts in the next step.
 
         Args:
@@ -50,4 +50,4 @@ class Turns:
         num_pending = num_waiting_tokens + sum(
             len(request.tokens) - int(computed[request.slot]) for request in prefills
         )
-        return min(most, max(-(-num_pending // (_SHARES_OF_PROMPTS * self.number)), int(most * _LEAST_FRACTION), 1))
+        return min(most, max(-(-num_pending // (_PARTS_OF_PROMPTS * self.number)), int(most * _LEAST_FRACTION), 1))

@@ -332,12 +332,12 @@ class ServerOptions(msgspec.Struct, frozen=True):
         _Count,
         option(
             "Maximum number of requests in progress, of all API servers together. Each API server accepts an equal "
-            "share. Further requests get status 429.",
+            "part. Further requests get status 429.",
             name="max_concurrent_requests",
             is_http=True,
         ),
     ] = 4096
-    """In the process of one of several API servers: its share."""
+    """In the process of one of several API servers: its part."""
     enable_tokenizer_info_endpoint: Annotated[
         bool,
         option("Serve /tokenizer_info, which shows the tokenizer's configuration and the chat template.", is_http=True),

@@ -139,7 +139,7 @@ def _cache_bytes(config: EngineConfig) -> int:
 
 
 def _weights(spec: ModelSpec) -> tuple[int, int, float]:
-    """Numbers of weights that all tokens use, and of experts, and which share of the experts' a token uses."""
+    """Numbers of weights that all tokens use, and of experts, and which fraction of the experts' a token uses."""
     size = spec.hidden_size
     attention = size * (spec.num_heads * (spec.query_rows + spec.head_dim) + 2 * spec.num_kv_heads * spec.head_dim)
     matrices = 3 if spec.is_gated else 2

@@ -124,7 +124,7 @@ def normalized(x_TGK: Tensor) -> Tensor:
 def _update(state_NKH: Tensor, q_NK: Tensor, k_NK: Tensor, v_NH: Tensor, beta_N: Tensor, decay_N: Tensor) -> Tensor:
     """Update the states of some heads by one token each. Returns the results [N, H].
 
-    `beta_N`: the shares of values that are written. `decay_N`: the logarithms of what states are multiplied by.
+    `beta_N`: the fractions of values that are written. `decay_N`: the logarithms of what states are multiplied by.
     """
     state_NKH.mul_(decay_N.exp()[:, None, None])
     k_N1K = k_NK[:, None]

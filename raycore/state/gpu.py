@@ -33,7 +33,7 @@ class TritonDelta:
             keys=key_size,
             values=2 * key_size,
             times=shape.num_channels + shape.num_v_heads,
-            shares=shape.num_channels,
+            betas=shape.num_channels,
         )
         self._tables = _LatestTables()
 
@@ -60,7 +60,7 @@ class TritonMamba2:
             keys=value_size,
             values=0,
             times=shape.num_channels,
-            shares=None,
+            betas=None,
             least_time=shape.least_time,
             longest_time=shape.longest_time,
         )

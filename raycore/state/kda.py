@@ -111,7 +111,7 @@ class KdaRecurrence(MatrixRecurrence):
 def _update(state_NKH: Tensor, q_NK: Tensor, k_NK: Tensor, v_NH: Tensor, beta_N: Tensor, decay_NK: Tensor) -> Tensor:
     """Update the states of some heads by one token each. Returns the results [N, H].
 
-    `beta_N`: the shares of values that are written. `decay_NK`: the logarithms of what states are multiplied by.
+    `beta_N`: the fractions of values that are written. `decay_NK`: the logarithms of what states are multiplied by.
     """
     state_NKH.mul_(decay_NK.exp()[:, :, None])
     change_N1H = (v_NH[:, None] - torch.bmm(k_NK[:, None], state_NKH)).mul_(beta_N[:, None, None])

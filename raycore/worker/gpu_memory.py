@@ -12,7 +12,7 @@ class MemoryUse(NamedTuple):
     """What takes a GPU's memory before the KV cache is allocated. All sizes are in bytes."""
 
     total: int
-    share: float
+    utilization: float
     """`gpu_memory_utilization`: the fraction of the GPU's memory that this worker may use."""
     free: int
     """What no process uses, with this worker's weights on the GPU."""
@@ -32,9 +32,9 @@ class MemoryUse(NamedTuple):
     def left(self) -> int:
         """What is left for the KV cache. Negative if there is too little memory.
 
-        The share of this worker is its own: other processes on the GPU only count if they leave less of it free.
+        This worker's fraction is its own: other processes on the GPU only count if they leave less of it free.
         """
-        return min(self._left_of_share, self._left_of_free)
+        return min(self._left_of_own, self._left_of_free)
 
     @property
     def _cuda(self) -> int:
@@ -42,8 +42,8 @@ class MemoryUse(NamedTuple):
         return min(self.total - self.free - self.weights, _MOST_CUDA_BYTES)
 
     @property
-    def _left_of_share(self) -> int:
-        return int(self.total * self.share) - self.weights - self._cuda - self._needed
+    def _left_of_own(self) -> int:
+        return int(self.total * self.utilization) - self.weights - self._cuda - self._needed
 
     @property
     def _left_of_free(self) -> int:
@@ -56,8 +56,9 @@ class MemoryUse(NamedTuple):
 
     def table(self) -> str:
         """Return the sizes as text, one line each, with what can be done about them."""
+        usable = int(self.total * self.utilization)
         lines = [
-            (int(self.total * self.share), f"gpu_memory_utilization={self.share:g} of {self.total / 2**30:.2f} GiB"),
+            (usable, f"gpu_memory_utilization={self.utilization:g} of {self.total / 2**30:.2f} GiB"),
             (-self.weights, "weights: use more workers (tensor_parallel_size, pipeline_parallel_size)"),
             (-self.adapters, "LoRA adapters: lower max_loras or max_lora_rank"),
             (-self.states, "states: lower max_num_seqs or num_prefix_states"),
@@ -65,7 +66,7 @@ class MemoryUse(NamedTuple):
             (-self.images, "images: lower max_num_batched_tokens, or max_pixels in mm_processor_kwargs"),
             (-self.graphs, "CUDA graphs: enforce_eager=True needs none"),
             (-self._cuda, "CUDA itself"),
-            (self.left - self._left_of_share, "taken by other processes: end those that you don't need"),
+            (self.left - self._left_of_own, "taken by other processes: end those that you don't need"),
             (self.left, "left"),
         ]
         return "\n".join(f"{size / 2**30:9.2f} GiB  {what}" for size, what in lines if size or what == "left")

@@ -197,7 +197,7 @@ class MemorySizes:
         free, total = torch.cuda.mem_get_info(device)
         use = MemoryUse(
             total=total,
-            share=self.setup.config.cache.gpu_memory_utilization,
+            utilization=self.setup.config.cache.gpu_memory_utilization,
             free=free,
             weights=weights,
             adapters=self.adapters,

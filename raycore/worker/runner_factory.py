@@ -107,10 +107,10 @@ def _make_head(
         batch_invariant=config.model.batch_invariant,
         processors=_make_processors(setup) if config.has_logits_processors else None,
     )
-    share = groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else own_tokens
+    agree = groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else own_tokens
     if link is not None:
-        share = also_sent(link, share)
-    head = SamplingHead(model.network, batch, sampler, rows, reports=rank.reports_steps, share=share)
+        agree = also_sent(link, agree)
+    head = SamplingHead(model.network, batch, sampler, rows, reports=rank.reports_steps, agree=agree)
     drafted = Drafted(model.network, batch, sampler, model.threads, num_blocks, max_rows)
     return head, model.drafting.make_drafter(drafted)
 

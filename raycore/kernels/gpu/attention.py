@@ -34,9 +34,9 @@ _MAX_HEAD_DIM = 256
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MIN_DOT_SIZE = 16
 """The smallest matrices that tensor cores multiply have so many rows and columns."""
-_MAX_SHARES = 32
-"""More shares of a row's keys would take longer to combine than they save."""
-_INVARIANT_SHARES = 8
+_MAX_SPLITS = 32
+"""More splits of a row's keys would take longer to combine than they save."""
+_INVARIANT_SPLITS = 8
 """Enough for few rows to use a large part of a GPU. With more, many rows would have many programs that find no keys."""
 _PROGRAMS_PER_MULTIPROCESSOR = 4
 """As many as fit at a time, with a head dimension of 128 in 16 bits."""
@@ -177,11 +177,11 @@ class PagedAttention:
             "BLOCK_SIZE": block_size,
         }
         self._max_rows = max_rows
-        most_shares = max((rows * self.num_shares(rows) for rows in range(1, max_rows + 1)), default=0) * num_heads
-        self._share_sums = torch.empty(most_shares * head_dim, device=device)
-        self._share_tops = torch.empty(most_shares, device=device)
-        self._share_totals = torch.empty(most_shares, device=device)
-        self._shares_done = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)
+        most_splits = max((rows * self.num_splits(rows) for rows in range(1, max_rows + 1)), default=0) * num_heads
+        self._split_sums = torch.empty(most_splits * head_dim, device=device)
+        self._split_tops = torch.empty(most_splits, device=device)
+        self._split_totals = torch.empty(most_splits, device=device)
+        self._splits_done = torch.zeros(max_rows * num_kv_heads, dtype=torch.int32, device=device)
         """By row and key-value head. Zeros between launches."""
 
     @property
@@ -189,12 +189,12 @@ class PagedAttention:
         """The largest number of tokens in a tile of `attend_chunks`."""
         return self._tiles.chunk_queries // self._group
 
-    def num_shares(self, num_rows: int) -> int:
-        """Return into how many shares `attend_tokens` divides each row's keys."""
+    def num_splits(self, num_rows: int) -> int:
+        """Return into how many splits `attend_tokens` divides each row's keys."""
         if self._batch_invariant:
-            return _INVARIANT_SHARES
+            return _INVARIANT_SPLITS
         num_programs = _PROGRAMS_PER_MULTIPROCESSOR * self._num_multiprocessors
-        return min(-(-num_programs // (num_rows * self._num_kv_heads)), _MAX_SHARES)
+        return min(-(-num_programs // (num_rows * self._num_kv_heads)), _MAX_SPLITS)
 
     def write_cache(self, layer: LayerCache, qkv_TO: Tensor, locations: TokenLocations) -> None:
         """Normalize, if the model does, and rotate queries and keys in place, and store keys and values."""
@@ -221,13 +221,13 @@ class PagedAttention:
         assert num_rows <= self._max_rows, f"{num_rows} rows, the workspace is for {self._max_rows}"
         if not num_rows:
             return
-        kernels.attend_tokens[(self._num_kv_heads, self.num_shares(num_rows), num_rows)](
+        kernels.attend_tokens[(self._num_kv_heads, self.num_splits(num_rows), num_rows)](
             slots=locations.slots_T,
             positions=locations.positions_T,
-            share_sums=self._share_sums,
-            share_tops=self._share_tops,
-            share_totals=self._share_totals,
-            shares_done=self._shares_done,
+            split_sums=self._split_sums,
+            split_tops=self._split_tops,
+            split_totals=self._split_totals,
+            splits_done=self._splits_done,
             IS_FUSED=is_fused,
             ROWS=max(triton.next_power_of_2(self._group), _MIN_DOT_SIZE),
             num_warps=_TOKEN_WARPS,

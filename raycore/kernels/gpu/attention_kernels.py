@@ -26,7 +26,7 @@ import triton.language as tl
 
 from raycore.kernels.gpu.fp8 import to_fp8
 
-_MIN_SHARE_TILES = tl.constexpr(2)
+_MIN_SPLIT_TILES = tl.constexpr(2)
 """A single tile is read faster than its result is combined with others."""
 _LOWEST_SCORE = tl.constexpr(-3.0e38)
 """The highest score before the first key. It is finite: after a tile without visible keys, the difference to the
@@ -95,10 +95,10 @@ def attend_tokens(
     norm,
     turns,
     norm_eps,
-    share_sums,
-    share_tops,
-    share_totals,
-    shares_done,
+    split_sums,
+    split_tops,
+    split_totals,
+    splits_done,
     out,
     out_stride,
     sinks,
@@ -119,18 +119,18 @@ def attend_tokens(
     PADDED_H: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """A program attends to one share of the keys of one row and key-value head. The last to finish adds the shares up.
+    """A program attends to one split of the keys of one row and key-value head. The last to finish adds the splits up.
 
-    A share is adjacent tiles. A row's shares depend on its position and on the largest number of shares, not on other
-    rows. Rows with few keys have fewer shares, and the other programs have nothing to do.
+    A split is adjacent tiles. A row's splits depend on its position and on the largest number of splits, not on other
+    rows. Rows with few keys have fewer splits, and the other programs have nothing to do.
     """
     head = tl.program_id(0)
-    share = tl.program_id(1)
+    split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + row)
     out += row * out_stride
     if slot < 0:
-        if share == 0:
+        if split == 0:
             _store_heads(out, head * G, tl.zeros([ROWS, PADDED_H], tl.float32), G, ROWS, H, PADDED_H)
         return
 
@@ -140,12 +140,12 @@ def attend_tokens(
         first_key = tl.maximum(position - WINDOW + 1, 0)
     first_tile = first_key // TILE
     end_tile = position // TILE + 1
-    share_tiles = tl.maximum(tl.cdiv(end_tile - first_tile, tl.num_programs(1)), _MIN_SHARE_TILES)
-    num_shares = tl.cdiv(end_tile - first_tile, share_tiles)
-    if share >= num_shares:
+    split_tiles = tl.maximum(tl.cdiv(end_tile - first_tile, tl.num_programs(1)), _MIN_SPLIT_TILES)
+    num_splits = tl.cdiv(end_tile - first_tile, split_tiles)
+    if split >= num_splits:
         return
-    first_tile += share * share_tiles
-    end_tile = tl.minimum(first_tile + share_tiles, end_tile)
+    first_tile += split * split_tiles
+    end_tile = tl.minimum(first_tile + split_tiles, end_tile)
 
     qkv += row * qkv_stride
     table = tables + slot.to(tl.int64) * table_stride
@@ -159,7 +159,7 @@ def attend_tokens(
         q_RH = _turned(q_RH, norm, head * G, turns, norm_eps, HAS_NORM, NORM_OFFSET, G, ROWS, H, PADDED_H)
         # The row's own key is the last one. It isn't read back from the cache, where it may not have arrived yet.
         end_key = position
-        if share == num_shares - 1:
+        if split == num_splits - 1:
             key_1H = _load_heads(qkv, K * G + head, 1, 1, H, PADDED_H)
             key_1H = _turned(key_1H, norm, K * G + head, turns, norm_eps, HAS_NORM, NORM_OFFSET, 1, 1, H, PADDED_H)
             value_1H = _load_heads(qkv, K * G + K + head, 1, 1, H, PADDED_H)
@@ -179,35 +179,35 @@ def attend_tokens(
             cap_scale, True, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
         )  # fmt: skip
     row_R = tl.arange(0, ROWS)
-    if num_shares == 1:
+    if num_splits == 1:
         out_RH = _averaged(sum_RH, total_R, top_R, sinks, head * G + row_R, row_R < G, HAS_SINKS)
         _store_heads(out, head * G, out_RH, G, ROWS, H, PADDED_H)
         return
 
     offsets = (row * K + head) * tl.num_programs(1) * G
-    tl.store(share_tops + offsets + share * G + row_R, top_R, mask=row_R < G)
-    tl.store(share_totals + offsets + share * G + row_R, total_R, mask=row_R < G)
-    _store_heads(share_sums, offsets + share * G, sum_RH, G, ROWS, H, PADDED_H)
+    tl.store(split_tops + offsets + split * G + row_R, top_R, mask=row_R < G)
+    tl.store(split_totals + offsets + split * G + row_R, total_R, mask=row_R < G)
+    _store_heads(split_sums, offsets + split * G, sum_RH, G, ROWS, H, PADDED_H)
     # Behind the barrier, the stores of all threads come before the addition, which one thread does. It releases them to
     # the program that reads its result, and acquires those of the programs before. So the program that finds all
     # others done sees their stores. It reads them from the second-level cache, which all multiprocessors share.
     tl.debug_barrier()
-    num_done = tl.atomic_add(shares_done + row * K + head, 1, sem="acq_rel", scope="gpu")
+    num_done = tl.atomic_add(splits_done + row * K + head, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
-    if num_done == num_shares - 1:
-        tl.store(shares_done + row * K + head, 0)
-        # In the order of the shares, whichever came last, so that results are reproducible.
+    if num_done == num_splits - 1:
+        tl.store(splits_done + row * K + head, 0)
+        # In the order of the splits, whichever came last, so that results are reproducible.
         top_R = tl.full([ROWS], _LOWEST_SCORE, tl.float32)
         total_R = tl.zeros([ROWS], tl.float32)
         sum_RH = tl.zeros([ROWS, PADDED_H], tl.float32)
         h_H = tl.arange(0, PADDED_H)
         is_read_RH = (row_R < G)[:, None] & (h_H < H)[None, :]
-        for other in tl.range(0, num_shares, loop_unroll_factor=4):
+        for other in tl.range(0, num_splits, loop_unroll_factor=4):
             offset_R = offsets + other * G + row_R
-            other_top_R = tl.load(share_tops + offset_R, mask=row_R < G, other=0.0, cache_modifier=".cg")
-            other_total_R = tl.load(share_totals + offset_R, mask=row_R < G, other=1.0, cache_modifier=".cg")
+            other_top_R = tl.load(split_tops + offset_R, mask=row_R < G, other=0.0, cache_modifier=".cg")
+            other_total_R = tl.load(split_totals + offset_R, mask=row_R < G, other=1.0, cache_modifier=".cg")
             offset_RH = offset_R[:, None] * H + h_H[None, :]
-            other_sum_RH = tl.load(share_sums + offset_RH, mask=is_read_RH, other=0.0, cache_modifier=".cg")
+            other_sum_RH = tl.load(split_sums + offset_RH, mask=is_read_RH, other=0.0, cache_modifier=".cg")
             new_top_R = tl.maximum(top_R, other_top_R)
             kept_R = tl.exp2(top_R - new_top_R)
             added_R = tl.exp2(other_top_R - new_top_R)

@@ -31,8 +31,8 @@ _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _MIN_DOT_SIZE = 16
 """The smallest matrices that tensor cores multiply have so many rows and columns."""
 _TILE_KEYS = 32
-_MAX_SHARES = 32
-"""More shares of a token's keys would take longer to combine than they save."""
+_MAX_SPLITS = 32
+"""More splits of a token's keys would take longer to combine than they save."""
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 _CHUNK_TOKENS = 16
 """Of a tile."""
@@ -116,18 +116,18 @@ class LatentAttentionKernels:
             "BLOCK_SIZE": block_size,
         }
         # rows that aren't divided need no workspace
-        divided = [rows for rows in range(1, max_rows + 1) if self.num_shares(rows) > 1]
-        most = max((rows * self.num_shares(rows) for rows in divided), default=0) * num_heads
-        self._share_sums = torch.empty(most * rank, device=device)
-        self._share_tops = torch.empty(most, device=device)
-        self._share_totals = torch.empty(most, device=device)
+        divided = [rows for rows in range(1, max_rows + 1) if self.num_splits(rows) > 1]
+        most = max((rows * self.num_splits(rows) for rows in divided), default=0) * num_heads
+        self._split_sums = torch.empty(most * rank, device=device)
+        self._split_tops = torch.empty(most, device=device)
+        self._split_totals = torch.empty(most, device=device)
 
-    def num_shares(self, num_rows: int) -> int:
-        """Return into how many shares `attend_tokens` divides each row's keys."""
+    def num_splits(self, num_rows: int) -> int:
+        """Return into how many splits `attend_tokens` divides each row's keys."""
         if self._batch_invariant:
             return 1
         num_programs = _PROGRAMS_PER_MULTIPROCESSOR * self._num_multiprocessors
-        return min(-(-num_programs // (num_rows * self._head_tiles)), _MAX_SHARES)
+        return min(-(-num_programs // (num_rows * self._head_tiles)), _MAX_SPLITS)
 
     @property
     def _head_tiles(self) -> int:
@@ -157,15 +157,15 @@ class LatentAttentionKernels:
         assert num_rows <= self._max_rows, f"{num_rows} rows, the workspace is for {self._max_rows}"
         if not num_rows:
             return
-        shares = {
-            "share_sums": self._share_sums,
-            "share_tops": self._share_tops,
-            "share_totals": self._share_totals,
+        splits = {
+            "split_sums": self._split_sums,
+            "split_tops": self._split_tops,
+            "split_totals": self._split_totals,
             "out": out_BX,
             "out_stride": out_BX.stride(0),
-            "SHARES": self.num_shares(num_rows),
+            "SPLITS": self.num_splits(num_rows),
         }
-        kernels.attend_tokens[(self._head_tiles, shares["SHARES"], num_rows)](
+        kernels.attend_tokens[(self._head_tiles, splits["SPLITS"], num_rows)](
             slots=locations.slots_T,
             positions=locations.positions_T,
             scale=self._exponent_scale,
@@ -173,13 +173,13 @@ class LatentAttentionKernels:
             TILE=_TILE_KEYS,
             num_warps=4,
             num_stages=2,
-            **shares,
+            **splits,
             **self._rows(layer, fused_BX, locations.block_tables_SM),
         )
-        if shares["SHARES"] > 1:
+        if splits["SPLITS"] > 1:
             sizes = {name: self._sizes[name] for name in ("N", "R", "PADDED_R")}
-            kernels.combine_shares[(num_rows * self._num_heads,)](
-                slots=locations.slots_T, num_warps=4, **shares, **sizes
+            kernels.combine_splits[(num_rows * self._num_heads,)](
+                slots=locations.slots_T, num_warps=4, **splits, **sizes
             )
 
     def attend_chunks(

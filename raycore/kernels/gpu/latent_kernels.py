@@ -24,7 +24,7 @@ import triton.language as tl
 _LOWEST_SCORE = tl.constexpr(-3.0e38)
 """The highest score before the first key. It is finite: after a tile without visible keys, the difference to the
 highest score is 0, not NaN."""
-_MIN_SHARE_TILES = tl.constexpr(2)
+_MIN_SPLIT_TILES = tl.constexpr(2)
 """A single tile is read faster than its result is combined with others."""
 _ARGUMENTS_OF_ANY_ALIGNMENT = ["slots", "positions"]
 """They may be slices that begin at any row. Kernels aren't compiled anew for those that happen to be aligned."""
@@ -104,13 +104,13 @@ def attend_tokens(
     table_stride,
     slots,
     positions,
-    share_sums,
-    share_tops,
-    share_totals,
+    split_sums,
+    split_tops,
+    split_totals,
     out,
     out_stride,
     scale,
-    SHARES: tl.constexpr,
+    SPLITS: tl.constexpr,
     Q: tl.constexpr,
     TILE: tl.constexpr,
     N: tl.constexpr,
@@ -120,23 +120,23 @@ def attend_tokens(
     PADDED_P: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
 ):
-    """A program has `Q` heads of one token, and one share of its keys. With several shares, `combine_shares` follows.
+    """A program has `Q` heads of one token, and one split of its keys. With several splits, `combine_splits` follows.
 
-    A share is adjacent tiles. A token's shares depend on its position and on their number, not on other tokens.
+    A split is adjacent tiles. A token's splits depend on its position and on their number, not on other tokens.
     """
     head_Q = tl.program_id(0) * Q + tl.arange(0, Q)
-    share = tl.program_id(1)
+    split = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     slot = tl.load(slots + row)
     r_R, p_P = tl.arange(0, PADDED_R), tl.arange(0, PADDED_P)
     is_out_QR = (head_Q < N)[:, None] & (r_R < R)[None, :]
     if slot < 0:
-        if SHARES == 1:
+        if SPLITS == 1:
             zeros_QR = tl.zeros([Q, PADDED_R], tl.float32).to(out.dtype.element_ty)
             tl.store(out + row * out_stride + head_Q[:, None] * R + r_R[None, :], zeros_QR, mask=is_out_QR)
         return
     position = tl.load(positions + row).to(tl.int32)
-    first_tile, end_tile = _tiles_of_share(position, share, SHARES, TILE)
+    first_tile, end_tile = _tiles_of_split(position, split, SPLITS, TILE)
     query = fused + row * fused_stride + head_Q[:, None] * (R + P)
     q_QR = tl.load(query + r_R[None, :], mask=is_out_QR, other=0.0)
     q_QP = tl.load(query + R + p_P[None, :], mask=(head_Q < N)[:, None] & (p_P < P)[None, :], other=0.0)
@@ -150,38 +150,38 @@ def attend_tokens(
             top_Q, total_Q, sum_QR, q_QR, q_QP, position_Q, tile, position + 1, rows, table, scale,
             TILE, R, PADDED_R, P, PADDED_P, BLOCK_SIZE,
         )  # fmt: skip
-    if SHARES == 1:
+    if SPLITS == 1:
         out_QR = (sum_QR / total_Q[:, None]).to(out.dtype.element_ty)
         tl.store(out + row * out_stride + head_Q[:, None] * R + r_R[None, :], out_QR, mask=is_out_QR)
     else:
-        offset_Q = (row * N + head_Q) * SHARES + share
-        tl.store(share_tops + offset_Q, top_Q, mask=head_Q < N)
-        tl.store(share_totals + offset_Q, total_Q, mask=head_Q < N)
-        tl.store(share_sums + offset_Q[:, None] * R + r_R[None, :], sum_QR, mask=is_out_QR)
+        offset_Q = (row * N + head_Q) * SPLITS + split
+        tl.store(split_tops + offset_Q, top_Q, mask=head_Q < N)
+        tl.store(split_totals + offset_Q, total_Q, mask=head_Q < N)
+        tl.store(split_sums + offset_Q[:, None] * R + r_R[None, :], sum_QR, mask=is_out_QR)
 
 
 @triton.jit
-def _tiles_of_share(position, share, SHARES: tl.constexpr, TILE: tl.constexpr):
-    """Returns the first tile of a share, and the one after its last. Of a share without keys, both are the same."""
+def _tiles_of_split(position, split, SPLITS: tl.constexpr, TILE: tl.constexpr):
+    """Returns the first tile of a split, and the one after its last. Of a split without keys, both are the same."""
     num_tiles = position // TILE + 1
-    share_tiles = tl.maximum(tl.cdiv(num_tiles, SHARES), _MIN_SHARE_TILES)
-    return tl.minimum(share * share_tiles, num_tiles), tl.minimum((share + 1) * share_tiles, num_tiles)
+    split_tiles = tl.maximum(tl.cdiv(num_tiles, SPLITS), _MIN_SPLIT_TILES)
+    return tl.minimum(split * split_tiles, num_tiles), tl.minimum((split + 1) * split_tiles, num_tiles)
 
 
 @triton.jit(do_not_specialize_on_alignment=["slots"])
-def combine_shares(
+def combine_splits(
     slots,
-    share_sums,
-    share_tops,
-    share_totals,
+    split_sums,
+    split_tops,
+    split_totals,
     out,
     out_stride,
-    SHARES: tl.constexpr,
+    SPLITS: tl.constexpr,
     N: tl.constexpr,
     R: tl.constexpr,
     PADDED_R: tl.constexpr,
 ):
-    """A program adds up the shares of one head of a token, in their order. Shares without keys add nothing."""
+    """A program adds up the splits of one head of a token, in their order. Splits without keys add nothing."""
     row = (tl.program_id(0) // N).to(tl.int64)
     head = tl.program_id(0) % N
     r_R = tl.arange(0, PADDED_R)
@@ -189,16 +189,16 @@ def combine_shares(
     if tl.load(slots + row) < 0:
         tl.store(place, tl.zeros([PADDED_R], tl.float32).to(out.dtype.element_ty), mask=r_R < R)
         return
-    first = (row * N + head) * SHARES
+    first = (row * N + head) * SPLITS
     top = _LOWEST_SCORE + 0.0
     total = 0.0
     sum_R = tl.zeros([PADDED_R], tl.float32)
-    for share in range(SHARES):
-        own_top = tl.load(share_tops + first + share)
+    for split in range(SPLITS):
+        own_top = tl.load(split_tops + first + split)
         new_top = tl.maximum(top, own_top)
         kept, added = tl.exp2(top - new_top), tl.exp2(own_top - new_top)
-        own_sum_R = tl.load(share_sums + (first + share) * R + r_R, mask=r_R < R, other=0.0)
-        total = total * kept + tl.load(share_totals + first + share) * added
+        own_sum_R = tl.load(split_sums + (first + split) * R + r_R, mask=r_R < R, other=0.0)
+        total = total * kept + tl.load(split_totals + first + split) * added
         sum_R = sum_R * kept + own_sum_R * added
         top = new_top
     tl.store(place, (sum_R / total).to(out.dtype.element_ty), mask=r_R < R)

@@ -47,8 +47,8 @@ class Places:
     keys: int
     values: int
     times: int
-    shares: int | None
-    """None: the layer is Mamba-2's, without shares of what is written."""
+    betas: int | None
+    """None: the layer is Mamba-2's, which writes values whole."""
     least_time: float = 0.0
     longest_time: float = float("inf")
 
@@ -113,7 +113,7 @@ def compute(places: Places, layer: LayerTensors, x_TX: Tensor, tables: StateTabl
         **channels,
         **block,
         HAS_BIAS=layer.conv_bias_C is not None,
-        HAS_NORMS=places.shares is not None,
+        HAS_NORMS=places.betas is not None,
         TILE=TILE_TOKENS,
         num_warps=1,
     )
@@ -148,8 +148,8 @@ def compute(places: Places, layer: LayerTensors, x_TX: Tensor, tables: StateTabl
         **starts,
         C=places.num_channels,
         TIMES=places.times,
-        SHARES=places.shares or 0,
-        IS_DELTA=places.shares is not None,
+        BETAS=places.betas or 0,
+        IS_DELTA=places.betas is not None,
         PADDED_K=triton.next_power_of_2(places.k_dim),
         COLUMNS=_COLUMNS,
         num_warps=1,
@@ -325,7 +325,7 @@ def _recur(
     VALUES: tl.constexpr,
     C: tl.constexpr,
     TIMES: tl.constexpr,
-    SHARES: tl.constexpr,
+    BETAS: tl.constexpr,
     IS_DELTA: tl.constexpr,
     PADDED_K: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -356,16 +356,16 @@ def _recur(
         v_H = tl.load(own_ptr + VALUES + head * H + column_H, mask=is_column_H, other=0.0)
         time = _softplus(tl.load(x_ptr + row * stride + TIMES + head).to(tl.float32) + bias)
         if IS_DELTA:
-            share = 1.0 / (1.0 + tl.exp(-tl.load(x_ptr + row * stride + SHARES + head).to(tl.float32)))
+            beta = 1.0 / (1.0 + tl.exp(-tl.load(x_ptr + row * stride + BETAS + head).to(tl.float32)))
         else:
             time = tl.where(time < least_time, least_time, time)
             time = tl.where(time > longest_time, longest_time, time)
-            share = time
+            beta = time
         state_KH *= tl.exp(rate * time)
         change_H = v_H
         if IS_DELTA:
             change_H -= tl.sum(state_KH * k_K[:, None], axis=0)
-        state_KH += k_K[:, None] * (change_H * share)[None, :]
+        state_KH += k_K[:, None] * (change_H * beta)[None, :]
         out_H = tl.sum(state_KH * q_K[:, None], axis=0)
         if not IS_DELTA:
             out_H += v_H * tl.load(skip_ptr + head)

@@ -167,9 +167,9 @@ def _sum_of_pieces(sums_ptr, row, P: tl.constexpr, PADDED_P: tl.constexpr):
 
 
 @triton.jit
-def _share(share, total):
-    """Return the least sum that is a share (float64) of a total. At least 1, unless the total is 0."""
-    wanted = share * total.to(tl.float64)
+def _least_sum(fraction, total):
+    """Return the least sum that is a fraction (float64) of a total. At least 1, unless the total is 0."""
+    wanted = fraction * total.to(tl.float64)
     least = wanted.to(tl.int64)
     least += (least.to(tl.float64) < wanted).to(tl.int64)
     return tl.minimum(tl.maximum(least, 1), total)
@@ -326,7 +326,7 @@ def _find_thresholds(
             if top_p < 1.0:
                 total = _sum_of_largest(candidates_ptr, count, threshold, top_k)
         if top_p < 1.0:
-            wanted = _share(top_p, total)
+            wanted = _least_sum(top_p, total)
             threshold = tl.maximum(threshold, _least_kept(candidates_ptr, count, wanted, False))
     tl.store(thresholds_ptr + row, threshold)
 
@@ -384,11 +384,11 @@ def _pick(
     PADDED_P: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """Find the first token at which the running sum of the kept weights reaches the drawn share of their sum."""
+    """Find the first token at which the running sum of the kept weights reaches the drawn fraction of their sum."""
     row = tl.program_id(0).to(tl.int64)
     piece_P = tl.arange(0, PADDED_P)
     sum_P = tl.load(sums_ptr + row * P + piece_P, mask=piece_P < P, other=0)
-    wanted = _share(1.0 - _limit(limits_ptr, row, _UNIFORM), tl.sum(sum_P, axis=0))
+    wanted = _least_sum(1.0 - _limit(limits_ptr, row, _UNIFORM), tl.sum(sum_P, axis=0))
     is_before_P = tl.cumsum(sum_P, axis=0) < wanted
     piece = tl.sum(is_before_P.to(tl.int32), axis=0)
     wanted -= tl.sum(tl.where(is_before_P, sum_P, 0), axis=0)

@@ -30,7 +30,7 @@ from raycore.server.listen_options import ListenOptions
 from raycore.server.multi_process.client_engine import ClientEngine
 from raycore.server.multi_process.client_store import ClientStore
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls
-from raycore.server.multi_process.reports import RankShare, Report
+from raycore.server.multi_process.reports import RankView, Report
 from raycore.server.operations.metrics import Metrics
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.process.connection_log import configure_logging
@@ -214,7 +214,7 @@ class APIServer:
             broken, self._broken = self._broken, []
         num_own, links = self._client.num_on_ranks(), self._client.links()
         loads = {dp_rank: link.load for dp_rank, link in links.items()}
-        ranks = {dp_rank: RankShare(count, loads.get(dp_rank, NO_LOAD)) for dp_rank, count in sorted(num_own.items())}
+        ranks = {dp_rank: RankView(count, loads.get(dp_rank, NO_LOAD)) for dp_rank, count in sorted(num_own.items())}
         client, calls = self._client, self._driver.take()
         asks_for_metrics = any(call.method == READ_METRICS for call in calls)
         return Report(

@@ -32,7 +32,7 @@ from raycore.server.http.counts import HttpCounts, total
 from raycore.server.listen_options import ListenOptions
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCall, run_call
-from raycore.server.multi_process.reports import RankShare, Report
+from raycore.server.multi_process.reports import RankView, Report
 from raycore.server.options import ServerOptions, TraceOptions
 from raycore.server.process.serving import GOODBYE_S
 from raycore.system import Future, signal, threading, time
@@ -55,7 +55,7 @@ _ANSWER_S = 30.0
 _POLL_INTERVAL_S = 0.5
 _END_TIMEOUT_S = 5.0
 
-_NO_SHARE = RankShare()
+_NO_VIEW = RankView()
 
 
 class _Ended(Exception):
@@ -179,11 +179,11 @@ class _Process:
 
     def num_own(self, dp_rank: int) -> int:
         """Number of the process's requests on a rank, as last reported."""
-        return self._report.ranks.get(dp_rank, _NO_SHARE).num_own
+        return self._report.ranks.get(dp_rank, _NO_VIEW).num_own
 
     def load(self, dp_rank: int) -> LoadView:
         """A rank's load, as last reported; `NO_LOAD` if the process has no requests on the rank."""
-        return self._report.ranks.get(dp_rank, _NO_SHARE).load if self.num_own(dp_rank) else NO_LOAD
+        return self._report.ranks.get(dp_rank, _NO_VIEW).load if self.num_own(dp_rank) else NO_LOAD
 
     # ---- used by the monitor
 

@@ -10,7 +10,7 @@ from raycore.server.http.counts import HttpCounts
 from raycore.server.multi_process.driver_calls import DriverCall
 
 
-class RankShare(msgspec.Struct, frozen=True, array_like=True):
+class RankView(msgspec.Struct, frozen=True, array_like=True):
     """One client's view of a rank."""
 
     num_own: int = 0
@@ -23,7 +23,7 @@ class Report(msgspec.Struct, frozen=True, array_like=True):
     """The state of an API server. A report is sent when it differs from the previous report."""
 
     num_unfinished: int = 0
-    ranks: dict[int, RankShare] = {}
+    ranks: dict[int, RankView] = {}
     """The ranks on which the API server has requests, by dp_rank."""
     num_waiting_for_rank: int = 0
     counts: dict[int, RankCounts] = {}

@@ -29,18 +29,19 @@ DESCRIPTION = {
 }
 
 
-def use_of(total: float, share: float, *, free: float, weights: float = 16, step: float = 3) -> MemoryUse:
+def use_of(total: float, utilization: float, *, free: float, weights: float = 16, step: float = 3) -> MemoryUse:
     """Sizes in GiB."""
     sizes = {"total": total, "free": free, "weights": weights, "step": step}
-    return MemoryUse(share=share, adapters=GIB, graphs=GIB // 4, **{name: int(n * GIB) for name, n in sizes.items()})
+    in_bytes = {name: int(n * GIB) for name, n in sizes.items()}
+    return MemoryUse(utilization=utilization, adapters=GIB, graphs=GIB // 4, **in_bytes)
 
 
-def test_the_cache_gets_the_rest_of_the_workers_share_of_gpu_memory() -> None:
+def test_the_cache_gets_the_rest_of_the_workers_part_of_gpu_memory() -> None:
     use = use_of(80, 0.9, free=80 - 16 - 0.5)
     assert use.left == int((72 - 16 - 3 - 1 - 0.25 - 0.5) * GIB)
 
 
-def test_a_workers_share_of_gpu_memory_does_not_depend_on_other_processes() -> None:
+def test_a_workers_part_of_gpu_memory_does_not_depend_on_other_processes() -> None:
     use = use_of(80, 0.4, free=30)
     assert use.left == int((32 - 16 - 3 - 1 - 0.25 - 1) * GIB)
 

@@ -17,7 +17,7 @@ _SHARED_WEIGHT = 0.02
 """Weight of a compared token in the rate with which new requests begin."""
 _FIRST_RATE = 0.7
 _KEPT = 0.98
-"""Share of what a calibration knows that it keeps in each step."""
+"""Fraction of what a calibration knows that it keeps in each step."""
 _PRIOR_TOKENS = 1.0
 """Number of tokens that a calibration assumes to have been expected, and to have been right."""
 

@@ -25,12 +25,12 @@ _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
 """Lifetimes (see `AverageStepTimes`) of the durations of steps without drafts, and with them. Drafts are judged by the
 former, and trying those costs little."""
 _LOOKING_FRACTION = 0.005
-"""Share of the time of steps without drafts that looking for guesses in vain should take."""
+"""Fraction of the time of steps without drafts that looking for guesses in vain should take."""
 _LOOK_WEIGHT = 0.1
 """Weight of a new duration in the average time of such a look."""
 _LONGEST_PAUSE = 64
 """Maximum number of steps in a row before which guesses aren't looked for. With long looks or short steps, looking then
-takes more than its share."""
+takes more than that."""
 
 
 class Speculation:

@@ -15,7 +15,7 @@ _LEAST_STEPS = 3
 """Number of steps of similar size from which on their durations count. Among these, the shortest one does, because the
 others may have been interrupted, or have done something for the first time."""
 _LEAST_WORTH = 0.25
-"""The share of an average that is left of it, however long no step has confirmed it."""
+"""The fraction of an average that is left of it, however long no step has confirmed it."""
 _MAX_WEIGHT = 100
 """More tokens take longer. Where averages contradict this, they are weighted by their number of steps, up to this."""
 

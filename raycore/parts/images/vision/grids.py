@@ -59,23 +59,23 @@ def interpolate_positions(table_XD: Tensor, grid: Grid, merge_size: int) -> Tens
     """
     side = round(len(table_XD) ** 0.5)
     rows_P, columns_P = patch_positions(grid, merge_size)
-    low_rows, high_rows, row_shares = _between(rows_P, grid[1], side)
-    low_columns, high_columns, column_shares = _between(columns_P, grid[2], side)
+    low_rows, high_rows, row_weights = _between(rows_P, grid[1], side)
+    low_columns, high_columns, column_weights = _between(columns_P, grid[2], side)
     corners = [
-        (low_rows, low_columns, (1 - row_shares) * (1 - column_shares)),
-        (low_rows, high_columns, (1 - row_shares) * column_shares),
-        (high_rows, low_columns, row_shares * (1 - column_shares)),
-        (high_rows, high_columns, row_shares * column_shares),
+        (low_rows, low_columns, (1 - row_weights) * (1 - column_weights)),
+        (low_rows, high_columns, (1 - row_weights) * column_weights),
+        (high_rows, low_columns, row_weights * (1 - column_weights)),
+        (high_rows, high_columns, row_weights * column_weights),
     ]
     out_PD = torch.zeros(len(rows_P), table_XD.shape[1], device=table_XD.device)
-    for rows, columns, shares in corners:
+    for rows, columns, weights_P in corners:
         index_P = (rows * side + columns).to(table_XD.device)
-        out_PD += table_XD.index_select(0, index_P).float() * shares[:, None].to(table_XD.device)
+        out_PD += table_XD.index_select(0, index_P).float() * weights_P[:, None].to(table_XD.device)
     return out_PD.to(table_XD.dtype)
 
 
 def _between(index_P: Tensor, size: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the positions of the square before and after each index of an axis of `size`, and the latter's share."""
+    """Return the positions of the square before and after each index of an axis of `size`, and the latter's weight."""
     place_P = index_P.float() * (side - 1) / max(size - 1, 1)
     low_P = place_P.floor()
     return low_P.long(), (low_P.long() + 1).clamp_(max=side - 1), place_P - low_P

@@ -173,7 +173,7 @@ def bits(batch: Batch, rows: list[int], is_fused: bool, **options) -> torch.Tens
 def test_attention_launches_share_a_workspace() -> None:
     batch = Batch(Sizes(num_kv_heads=2, group=2, tokens=(300, 20, 200)))
     on_device, kernels = OnDevice(batch), paged(batch, num_multiprocessors=3)
-    assert kernels.num_shares(3) > 1
+    assert kernels.num_splits(3) > 1
     outcomes = []
     for _ in range(3):
         on_device.out_TX.fill_(math.nan)
@@ -184,19 +184,19 @@ def test_attention_launches_share_a_workspace() -> None:
     assert torch.equal(outcomes[0], outcomes[2])
 
 
-def test_attention_split_into_any_number_of_shares_equals_the_formula() -> None:
+def test_attention_split_into_any_number_of_splits_equals_the_formula() -> None:
     batch = Batch(Sizes(group=2, tokens=(800, 639, 640), has_norm=True, has_sinks=True))
-    for num_multiprocessors, num_shares in ((1, 2), (4, 6), (100, 32)):
-        assert paged(batch, num_multiprocessors=num_multiprocessors).num_shares(3) == num_shares
+    for num_multiprocessors, num_splits in ((1, 2), (4, 6), (100, 32)):
+        assert paged(batch, num_multiprocessors=num_multiprocessors).num_splits(3) == num_splits
         batch.check(fused(batch, num_multiprocessors))
 
 
-def test_the_number_of_attention_shares_falls_as_rows_fill_the_gpu() -> None:
+def test_the_number_of_attention_splits_falls_as_rows_fill_the_gpu() -> None:
     batch = Batch(Sizes(num_kv_heads=8))
     kernels = paged(batch, max_rows=300, num_multiprocessors=132)
-    assert [kernels.num_shares(rows) for rows in (1, 2, 4, 16, 33, 66, 67, 300)] == [32, 32, 17, 5, 2, 1, 1, 1]
+    assert [kernels.num_splits(rows) for rows in (1, 2, 4, 16, 33, 66, 67, 300)] == [32, 32, 17, 5, 2, 1, 1, 1]
     kernels = paged(batch, max_rows=300, num_multiprocessors=132, batch_invariant=True)
-    assert len({kernels.num_shares(rows) for rows in range(1, 301)}) == 1
+    assert len({kernels.num_splits(rows) for rows in range(1, 301)}) == 1
 
 
 def test_attention_takes_blocks_of_256_tokens_and_the_largest_heads() -> None:

@@ -2,7 +2,7 @@
 
 A file is written under another name and then renamed, so that a reader sees all of it or nothing. It says which block
 it is and has a checksum, so that a damaged one is a miss. Many processes may write and remove files at the same time.
-The directory is bounded: whoever has written a share of what is left looks how large it is, and removes the files that
+The directory is bounded: whoever has written a part of what is left looks how large it is, and removes the files that
 were used the longest ago.
 """
 
