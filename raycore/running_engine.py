@@ -480,7 +480,7 @@ def _read_status(
         model,
         rank_statuses(manager, supervisor, clients),
         failure=None if cause is None else str(cause),
-        weight_version=manager.weights.state.version.name,
+        weight_version=manager.weights.latest.version.name,
         owner=manager.owner,
     )
 

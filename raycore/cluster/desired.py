@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from raycore.cluster.rank import Rank
 
 
-class WeightState(msgspec.Struct, frozen=True):
+class DesiredWeights(msgspec.Struct, frozen=True):
     """The weights that an engine's ranks have to have."""
 
     version: WeightVersion
@@ -40,7 +40,7 @@ class WeightState(msgspec.Struct, frozen=True):
 class Desired(msgspec.Struct, frozen=True):
     """What all ranks of an engine have to have and to do."""
 
-    weights: WeightState
+    weights: DesiredWeights
     num_updates: int = 0
     """Number of changes of weights that have begun. What a rank gets while one begins may be of two versions."""
     is_updating: bool = False
@@ -52,7 +52,7 @@ class Desired(msgspec.Struct, frozen=True):
     """The number of the present group of ranks that share experts, among all that there have been."""
 
 
-class DesiredState:
+class DesiredNow:
     """The `Desired` of one engine, as it is now. Thread-safe."""
 
     def __init__(self, desired: Desired, ranks: Callable[[], Iterable[Rank]]) -> None:

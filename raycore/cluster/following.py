@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ray.exceptions import RayError
 
-from raycore.cluster.desired import Desired, DesiredState
+from raycore.cluster.desired import Desired, DesiredNow
 from raycore.cluster.rank import Rank
 from raycore.cluster.runtime import Runtime
 from raycore.errors import InitializationError
@@ -72,7 +72,7 @@ class DesiredPart:
 class Following:
     """Brings the ranks of one engine to what is desired. Thread-safe."""
 
-    def __init__(self, desired: DesiredState, parts: Sequence[DesiredPart]) -> None:
+    def __init__(self, desired: DesiredNow, parts: Sequence[DesiredPart]) -> None:
         self._desired = desired
         self._parts = parts
 

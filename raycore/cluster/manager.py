@@ -17,7 +17,7 @@ from ray.util.placement_group import PlacementGroup
 from placement.plan import EngineShape
 from placement.reserve import RankBundles
 from placement.topology import read_cluster
-from raycore.cluster.desired import Desired, DesiredState, WeightState
+from raycore.cluster.desired import Desired, DesiredNow, DesiredWeights
 from raycore.cluster.device import choose_device
 from raycore.cluster.equal_kernels import missing_kernels
 from raycore.cluster.following import Following, HeldAdapters, Loops
@@ -111,8 +111,8 @@ class CoreEngineActorManager:
         self.stop_timeout_s = config.executor.shutdown_timeout_s
         """Seconds that ranks have to stop at the engine's end, before they are killed."""
         self._first_path, timeout_s = config.model.model, config.executor.init_timeout_s
-        self.desired = DesiredState(
-            Desired(WeightState(FIRST_WEIGHTS, self._first_path)), lambda: list(self.ranks.values())
+        self.desired = DesiredNow(
+            Desired(DesiredWeights(FIRST_WEIGHTS, self._first_path)), lambda: list(self.ranks.values())
         )
         """What all ranks have to have. Ranks that join are brought to it before they serve."""
         self.weights = EngineWeights(self.desired, self.runtime, timeout_s, can_copy=not self.shares_experts)

@@ -131,7 +131,7 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         Meta(gt=0.0, le=1.0),
         option(
             "With device=cuda: the fraction of a GPU that a worker reserves. With less than 1, several workers, or a "
-            "worker and a trainer, share a GPU: set gpu_memory_utilization to a worker's share of its whole memory.",
+            "worker and a trainer, share a GPU: set gpu_memory_utilization to a worker's fraction of its whole memory.",
             metavar="FRACTION",
         ),
     ] = 1.0

@@ -344,8 +344,8 @@ class EngineOptions(VllmOptions, total=False):
     when an engine starts, placement_timeout_s. A rank that has lost its node waits for the longer of the two. 0: fail
     at once if the ranks would not fit on the present nodes even if these were idle. Default: 0."""
     gpus_per_worker: float
-    """With device=cuda: the share of a GPU that a worker reserves. With less than 1, several workers, or a worker and a
-    trainer, share a GPU: set gpu_memory_utilization to a worker's share of its whole memory. Default: 1."""
+    """With device=cuda: the fraction of a GPU that a worker reserves. With less than 1, several workers, or a worker
+    and a trainer, share a GPU: set gpu_memory_utilization to a worker's fraction of its whole memory. Default: 1."""
     resources_per_worker: str | dict[str, Any] | None
     """Amounts of Ray's resources that a worker reserves, by name, instead of its CPU, or beside it: {"CPU": 0.5}, or
     {"accelerator_type:H100": 0.001}. The engine of a rank that has several workers reserves as much of a CPU, at most
@@ -353,7 +353,7 @@ class EngineOptions(VllmOptions, total=False):
     placement_bundle_indices: str | list[int] | list[list[int]]
     """The bundles of the caller's placement groups that workers use: one for each worker of each rank, such as [[0, 1],
     [2, 3]], or 0,1;2,3 on the command line. They are bundles of placement_groups or, without these, of the placement
-    group in which the program that starts the engine runs itself. A worker reserves only its share of a GPU or, on
+    group in which the program that starts the engine runs itself. A worker reserves only its fraction of a GPU or, on
     CPUs, one CPU. Default: all bundles of placement_groups, one after the other."""
     device_ids: str | list[int | str]
     """With device=cuda: the GPUs, on the node of the program that starts the engine, that workers use without reserving
@@ -390,7 +390,7 @@ class EngineOptions(VllmOptions, total=False):
     """Reuse the KV cache of earlier requests for prompts with the same prefix. Default: True."""
     gpu_memory_utilization: float
     """On a GPU: fraction of its memory that a worker may use for weights, activations and KV cache, whatever other
-    processes use. On a CPU: a worker's default KV cache is this fraction of half its equal share of the available
+    processes use. On a CPU: a worker's default KV cache is this fraction of half its equal part of the available
     memory, but at most 4 GiB. Default: 0.9."""
     num_gpu_blocks_override: int | None
     """Number of blocks in each rank's KV cache, on CPUs too. Takes precedence over kv_cache_memory_bytes. Default: as

@@ -310,7 +310,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
         float,
         Meta(ge=0),
         option(
-            "Seconds after which a stream without news sends a comment, so that proxies keep the connection. 0: never.",
+            "Seconds after which a stream without an event sends a comment, so that proxies keep the connection. 0: "
+            "never.",
             is_http=True,
         ),
     ] = 0.0

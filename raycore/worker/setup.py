@@ -89,7 +89,7 @@ class WorkerSetup:
     def has_graphs(self) -> bool:
         """Whether steps of decodes run as CUDA graphs.
 
-        Ranks that share experts have other sizes in every step, and the steps of stages begin and end with a transfer.
+        Ranks that share experts have other sizes in every step, and the steps of stages begin or end at a link.
         Where states are read and written is a new number in every step. transformers' code may ask the device for
         values, which graphs can't. Models that pool have no decodes.
         """

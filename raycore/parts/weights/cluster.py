@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 from ray.exceptions import RayError
 
-from raycore.cluster.desired import Desired, DesiredState, WeightState
+from raycore.cluster.desired import Desired, DesiredNow, DesiredWeights
 from raycore.cluster.failure_reports import root_cause
 from raycore.cluster.following import DesiredPart, IsWanted, check_wanted
 from raycore.cluster.rank import Rank
@@ -46,14 +46,14 @@ class OnStaleRank(Protocol):
 class EngineWeights(DesiredPart):
     """The weights of one engine. Thread-safe."""
 
-    def __init__(self, desired: DesiredState, runtime: Runtime, timeout_s: float, *, can_copy: bool) -> None:
+    def __init__(self, desired: DesiredNow, runtime: Runtime, timeout_s: float, *, can_copy: bool) -> None:
         """
         Args:
             timeout_s: how long a rank may take to read or to get weights.
             can_copy: whether ranks have the same weights, so that one can get them from another.
         """
         self.stored = desired.now.weights
-        """The latest state that came from a checkpoint."""
+        """The latest that came from a checkpoint."""
         self.on_stale_rank: OnStaleRank = lambda dp_rank, reason: None
         self._desired = desired
         self._runtime = runtime
@@ -61,7 +61,7 @@ class EngineWeights(DesiredPart):
         self._can_copy = can_copy
 
     @property
-    def state(self) -> WeightState:
+    def latest(self) -> DesiredWeights:
         """The weights that ranks have to have."""
         return self._desired.now.weights
 
@@ -100,14 +100,14 @@ class EngineWeights(DesiredPart):
         """End an update."""
         self._desired.change(is_updating=False)
 
-    def set(self, state: WeightState, current: Iterable[Rank]) -> None:
+    def set(self, latest: DesiredWeights, current: Iterable[Rank]) -> None:
         """Change which weights ranks have to have. `current`: those that have them."""
         with self._desired.changed:
-            self._desired.change(weights=state)
-            if state.path is not None:
-                self.stored = state
+            self._desired.change(weights=latest)
+            if latest.path is not None:
+                self.stored = latest
             for rank in current:
-                rank.weights.number = state.version.number
+                rank.weights.number = latest.version.number
 
     def note_wake_up(self) -> None:
         """Weights have come back from a sleep, so that ranks that are just joining look again at what they have."""
@@ -117,9 +117,9 @@ class EngineWeights(DesiredPart):
     def rename(self, name: str) -> WeightVersion:
         """Change what the weights are called. Returns the version."""
         with self._desired.changed:
-            state = self._desired.now.weights
-            version = WeightVersion(state.version.number, name)
-            self.set(msgspec.structs.replace(state, version=version), [])
+            latest = self._desired.now.weights
+            version = WeightVersion(latest.version.number, name)
+            self.set(msgspec.structs.replace(latest, version=version), [])
             return version
 
     # ---- what ranks have
@@ -134,7 +134,7 @@ class EngineWeights(DesiredPart):
         Ranks that were stale remain so.
         """
         for rank in ranks:
-            rank.weights.number = None if rank.weights.is_stale else self.state.version.number
+            rank.weights.number = None if rank.weights.is_stale else self.latest.version.number
 
     def took(self, ranks: Iterable[Rank]) -> None:
         """Note that ranks have taken what an update has brought."""
@@ -175,14 +175,14 @@ class EngineWeights(DesiredPart):
     def bring(self, rank: Rank, desired: Desired, is_wanted: IsWanted) -> None:
         """Give a rank its weights, if that is possible. Otherwise it is stale. If the weights are asleep, it gets them
         when they wake up."""
-        state, before, held = desired.weights, rank.followed, rank.weights
+        latest, before, held = desired.weights, rank.followed, rank.weights
         if before is not None and before.num_updates != desired.num_updates and held.loaded_path is None:
             held.number = None  # what it has got meanwhile may be of two versions
-        if state.is_missing:
+        if latest.is_missing:
             self.make_stale([rank])
             return
         try:
-            reason = self._bring(rank, state, is_wanted, is_asleep="weights" in desired.activity.asleep)
+            reason = self._bring(rank, latest, is_wanted, is_asleep="weights" in desired.activity.asleep)
         except (RayError, RpcTimeout) as error:
             if has_ended(error):
                 return  # it is replaced by those who watch it
@@ -195,15 +195,15 @@ class EngineWeights(DesiredPart):
             held.is_stale = True
             logger.error(
                 "dp_rank %d can't serve with weights of version %r, until an update brings all weights: %s",
-                *(rank.dp_rank, state.version.name, reason),
+                *(rank.dp_rank, latest.version.name, reason),
             )
             self.on_stale_rank(rank.dp_rank, reason)
 
-    def _bring(self, rank: Rank, state: WeightState, is_wanted: IsWanted, *, is_asleep: bool) -> str | None:
+    def _bring(self, rank: Rank, latest: DesiredWeights, is_wanted: IsWanted, *, is_asleep: bool) -> str | None:
         """Returns why the rank can't have the weights; None if it has them."""
-        held, number = rank.weights, state.version.number
-        has_them = held.number == number or (state.path is not None and held.loaded_path == state.path)
-        if has_them and state.version == FIRST_WEIGHTS:
+        held, number = rank.weights, latest.version.number
+        has_them = held.number == number or (latest.path is not None and held.loaded_path == latest.path)
+        if has_them and latest.version == FIRST_WEIGHTS:
             held.number = number
             return None
         if not has_them:
@@ -211,18 +211,18 @@ class EngineWeights(DesiredPart):
             if is_asleep:
                 held.number = None
                 return None
-            reasons = self._get_weights(rank, state, is_wanted)
+            reasons = self._get_weights(rank, latest, is_wanted)
             if reasons is not None:
                 return reasons
-        self._call(rank, "take_weights", (*state.version, True, state.key), is_wanted)
+        self._call(rank, "take_weights", (*latest.version, True, latest.key), is_wanted)
         held.number = number
         return None
 
-    def _get_weights(self, rank: Rank, state: WeightState, is_wanted: IsWanted) -> str | None:
-        if state.path is not None:
-            self._call(rank, "update_weights", ("reload_from", (state.path,)), is_wanted)
+    def _get_weights(self, rank: Rank, latest: DesiredWeights, is_wanted: IsWanted) -> str | None:
+        if latest.path is not None:
+            self._call(rank, "update_weights", ("reload_from", (latest.path,)), is_wanted)
             return None
-        for donor in self._donors(state.version.number):
+        for donor in self._donors(latest.version.number):
             try:
                 try:
                     pieces = self._call(donor, "update_weights", ("export_weights",), is_wanted)

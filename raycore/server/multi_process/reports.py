@@ -20,7 +20,7 @@ class RankView(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Report(msgspec.Struct, frozen=True, array_like=True):
-    """The state of an API server. A report is sent when it differs from the previous report."""
+    """What an API server says of itself. A report is sent when it differs from the previous report."""
 
     num_unfinished: int = 0
     ranks: dict[int, RankView] = {}

@@ -10,12 +10,12 @@ import pytest
 from waiting import LONG_S
 
 from raycore.activity import RUNNING
-from raycore.cluster.desired import Desired, DesiredState, WeightState
+from raycore.cluster.desired import Desired, DesiredNow, DesiredWeights
 from raycore.messages import FIRST_WEIGHTS
 
 
-def desired_of(*ranks: Any) -> DesiredState:
-    return DesiredState(Desired(WeightState(FIRST_WEIGHTS, "/model")), lambda: ranks)
+def desired_of(*ranks: Any) -> DesiredNow:
+    return DesiredNow(Desired(DesiredWeights(FIRST_WEIGHTS, "/model")), lambda: ranks)
 
 
 def test_a_change_replaces_the_value_and_names_the_ranks_that_were_told_of_the_one_before():

@@ -9,7 +9,7 @@ import pytest
 from fake_runtime import PENDING
 
 from raycore.activity import RUNNING
-from raycore.cluster.desired import WeightState
+from raycore.cluster.desired import DesiredWeights
 from raycore.errors import InvalidConfig
 from raycore.messages import WeightVersion
 from raycore.parts.experts.cluster import CannotMove
@@ -54,7 +54,7 @@ def test_a_rank_joins_when_it_gets_its_weights_from_the_group(engine):
     manager, weights = engine.manager, engine.manager.weights
     (added,) = engine.group.add(3)
     assert weights.open() == [manager.ranks[0], manager.ranks[1]]
-    weights.set(WeightState(WeightVersion(7, "new"), None), [manager.ranks[0], manager.ranks[1]])
+    weights.set(DesiredWeights(WeightVersion(7, "new"), None), [manager.ranks[0], manager.ranks[1]])
     weights.close()
     engine.group.move(3)
     assert (added.has_joined, added.weights.number, added.weights.is_stale) == (True, 7, False)

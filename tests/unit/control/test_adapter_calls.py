@@ -13,7 +13,7 @@ from replies_of_ranks import use_futures
 from waiting import LONG_S
 
 from raycore.activity import RUNNING
-from raycore.cluster.desired import Desired, DesiredState, WeightState
+from raycore.cluster.desired import Desired, DesiredNow, DesiredWeights
 from raycore.config import LoRAConfig
 from raycore.errors import EngineDeadError, InvalidAdapter, InvalidInput, InvalidRequest, RpcTimeout
 from raycore.lora.request import LoRARequest
@@ -32,7 +32,7 @@ class Engine:
         self.answers: dict[tuple[int, str], Callable[[], Future[Any]]] = {}
         """By dp_rank and method: makes the reply."""
         running: list[Any] = [self._rank(dp_rank) for dp_rank in (0, 1)]
-        self.desired = DesiredState(Desired(WeightState(FIRST_WEIGHTS, "/model")), lambda: running)
+        self.desired = DesiredNow(Desired(DesiredWeights(FIRST_WEIGHTS, "/model")), lambda: running)
         self.has_ended = False
         self.reported: list[int] = []
         config = SimpleNamespace(

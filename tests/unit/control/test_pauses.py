@@ -16,7 +16,7 @@ from waiting import LONG_S, eventually
 
 from raycore.activity import RUNNING, Activity
 from raycore.client.group import RankReply
-from raycore.cluster.desired import Desired, DesiredState, WeightState
+from raycore.cluster.desired import Desired, DesiredNow, DesiredWeights
 from raycore.control.calls import EngineCalls
 from raycore.control.pauses import Pauses
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, WorkerDied, WorkerFailed
@@ -32,7 +32,7 @@ class Engine:
         use_futures(monkeypatch)
         self.log: list[tuple[Any, ...]] = []
         running: list[Any] = [self._rank(dp_rank) for dp_rank in (0, 1)]
-        self.desired = DesiredState(Desired(WeightState(FIRST_WEIGHTS, "/model")), lambda: running)
+        self.desired = DesiredNow(Desired(DesiredWeights(FIRST_WEIGHTS, "/model")), lambda: running)
         self.has_ended = False
         self.answers: dict[int, Callable[[Activity], dict[int, int]]] = {}
         """By dp_rank: called when the rank is told an activity, for its answer."""

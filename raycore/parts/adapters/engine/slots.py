@@ -39,8 +39,8 @@ class AdapterKey(NamedTuple):
 
 
 @dataclass(slots=True)
-class AdapterState:
-    """The state of an adapter that has a slot."""
+class SlottedAdapter:
+    """An adapter that has a slot."""
 
     load: AdapterLoad
     is_ready: bool = False
@@ -69,7 +69,7 @@ class AdapterSlots:
     def __init__(self, executor: Executor, num_adapters: int) -> None:
         """`num_adapters`: without the one for an adapter that replaces another."""
         self.num_adapters = num_adapters
-        self.adapters: OrderedDict[AdapterKey, AdapterState] = OrderedDict()
+        self.adapters: OrderedDict[AdapterKey, SlottedAdapter] = OrderedDict()
         """The one that was used last is at the end."""
         self._executor = executor
         self._free = list(range(num_adapters, -1, -1))
@@ -99,7 +99,7 @@ class AdapterSlots:
         slot = self._find_slot(may_go, is_replacement)
         if slot is None:
             return False
-        self.adapters[key] = AdapterState(AdapterLoad(slot, next(self._load_ids)))
+        self.adapters[key] = SlottedAdapter(AdapterLoad(slot, next(self._load_ids)))
         self._new[slot] = key.adapter
         self._dropped.discard(slot)  # what it holds is replaced
         return True
@@ -214,7 +214,7 @@ class AdapterSlots:
         return failures
 
 
-def _complete(adapter: AdapterState, error: Exception | None = None) -> None:
+def _complete(adapter: SlottedAdapter, error: Exception | None = None) -> None:
     """Tell those who wait for an adapter that it is held, or why it isn't."""
     readers, adapter.readers = adapter.readers, []
     for done in readers:

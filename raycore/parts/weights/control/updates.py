@@ -28,7 +28,7 @@ from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import has_weight_files, stored_tensors
 from raycore.client.group import ClientGroup
-from raycore.cluster.desired import WeightState
+from raycore.cluster.desired import DesiredWeights
 from raycore.cluster.manager import CoreEngineActorManager
 from raycore.cluster.rank import Rank
 from raycore.cluster.supervisor import Supervisor
@@ -91,7 +91,7 @@ class WeightUpdates:
     @property
     def version(self) -> str:
         """What the engine's weights are called."""
-        return self._weights.state.version.name
+        return self._weights.latest.version.name
 
     def rename(self, name: object) -> None:
         """Call the weights something else."""
@@ -154,7 +154,7 @@ class WeightUpdates:
             update = self._begun("finish_weight_update")
             checked = self.version if name is None else _checked_name("finish_weight_update", name)
             self._call_or_give_up(update, "finish_weight_update")
-            self._adopt(update, WeightState(WeightVersion(self._next_number, checked), None, unique_key()))
+            self._adopt(update, DesiredWeights(WeightVersion(self._next_number, checked), None, unique_key()))
 
     def cancel(self) -> None:
         """Give the update up, if there is one."""
@@ -177,7 +177,7 @@ class WeightUpdates:
         update = self._open("reload_weights")
         ranks = update.ranks
         # if a file is damaged, the weights may have changed: they can be read again, unless no file has them
-        before = self._checksums(ranks) if self._weights.state.path is None else {}
+        before = self._checksums(ranks) if self._weights.latest.path is None else {}
         try:
             self._call(update, "reload_from", lambda rank: (path,))
         except BaseException:
@@ -188,7 +188,7 @@ class WeightUpdates:
             self._end(update)
             raise
         self._manager.use_checkpoint(path)
-        self._adopt(update, WeightState(WeightVersion(self._next_number, name), path))
+        self._adopt(update, DesiredWeights(WeightVersion(self._next_number, name), path))
 
     # ---- begin and end
 
@@ -253,12 +253,12 @@ class WeightUpdates:
 
     @property
     def _next_number(self) -> int:
-        return self._weights.state.version.number + 1
+        return self._weights.latest.version.number + 1
 
-    def _adopt(self, update: _Update, state: WeightState) -> None:
+    def _adopt(self, update: _Update, latest: DesiredWeights) -> None:
         """End an update with other weights, which its ranks have."""
-        self._weights.set(state, update.ranks)
-        replies = self._ask(update.ranks, "take_weights", (*state.version, True, state.key))
+        self._weights.set(latest, update.ranks)
+        replies = self._ask(update.ranks, "take_weights", (*latest.version, True, latest.key))
         self._weights.took(update.ranks)
         for rank, error in replies.errors:
             self._supervisor.report(rank.dp_rank, f"it can't take other weights: {error}")
@@ -288,8 +288,8 @@ class WeightUpdates:
             if rank.weights.number != desired.weights.version.number:
                 self._ask([rank], "update_weights", ("cancel_weight_update",))
                 self._weights.bring(rank, desired, lambda: not self._supervisor.has_ended)
-        if self._weights.state.version != desired.weights.version:  # a wake-up doesn't keep others from renaming them
-            self._ask(ranks, "take_weights", (*self._weights.state.version, False))
+        if self._weights.latest.version != desired.weights.version:  # a wake-up doesn't keep others from renaming them
+            self._ask(ranks, "take_weights", (*self._weights.latest.version, False))
         if self._manager.is_lockstep and any(rank.weights.is_stale for rank in ranks):
             self._weights.make_stale(ranks)
         self._weights.withdraw(self._clients, [rank for rank in ranks if rank.weights.is_stale])
@@ -304,18 +304,18 @@ class WeightUpdates:
 
     def _after_wake_up(self, *, were_dropped: bool, are_read: bool) -> None:
         """Ranks' weights have come back from a sleep: see `OnWoken`."""
-        state = self._weights.state
+        latest = self._weights.latest
         if were_dropped and not are_read:
-            version = WeightVersion(state.version.number + 1, state.version.name)
-            self._weights.set(WeightState(version, None, is_missing=True), [])
-        elif were_dropped and state.path is None:
+            version = WeightVersion(latest.version.number + 1, latest.version.name)
+            self._weights.set(DesiredWeights(version, None, is_missing=True), [])
+        elif were_dropped and latest.path is None:
             stored = self._weights.stored
             logger.warning(
                 "the weights of version %r are gone after sleep(level=2): these are those of %s, version %r",
-                *(state.version.name, stored.path, stored.version.name),
+                *(latest.version.name, stored.path, stored.version.name),
             )
-            version = WeightVersion(state.version.number + 1, stored.version.name)
-            self._weights.set(WeightState(version, stored.path), [])
+            version = WeightVersion(latest.version.number + 1, stored.version.name)
+            self._weights.set(DesiredWeights(version, stored.path), [])
         if were_dropped:
             self._weights.read_again(self._joined())
         self._weights.note_wake_up()

@@ -75,7 +75,7 @@ class Serving(Account):
     def _may_be_stale(self, llm: AsyncLLM) -> bool:
         """Whether a rank can't get the weights from another one: they are asleep, each has others, or it can't read."""
         is_broken = any(each.kind == "break_worker" for each in self.run.scenario.operations)
-        return is_broken or llm._manager.shares_experts or llm._manager.weights.state.is_missing
+        return is_broken or llm._manager.shares_experts or llm._manager.weights.latest.is_missing
 
     def _num_starts(self, dp_rank: int) -> int:
         """How often processes were started to replace this rank, and perhaps another one."""

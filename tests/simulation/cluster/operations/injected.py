@@ -151,7 +151,7 @@ def an_update_never_ends() -> None:
     original = EngineWeights.close
 
     def close(self: EngineWeights) -> None:
-        if self.state.version.number % 2 == 0:
+        if self.latest.version.number % 2 == 0:
             original(self)
 
     EngineWeights.close = close
@@ -161,7 +161,7 @@ def other_weights_keep_the_name_of_the_checkpoint() -> None:
     original = EngineWeights.set
 
     def keep(self: EngineWeights, state: Any, current: Any) -> None:
-        original(self, replace(state, version=replace_name(state.version, self.state.version.name)), current)
+        original(self, replace(state, version=replace_name(state.version, self.latest.version.name)), current)
 
     def replace_name(version: Any, name: str) -> Any:
         return version._replace(name=name)

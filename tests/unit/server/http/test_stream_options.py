@@ -17,7 +17,7 @@ from raycore.server.http.streaming import EventStream
 CHAT = [{"role": "user", "content": "27 + 58 ="}]
 
 
-def test_streams_without_news_send_comments(serve: Any, engine: FakeEngine) -> None:
+def test_streams_without_an_event_send_comments(serve: Any, engine: FakeEngine) -> None:
     async def wait(index: int) -> None:
         if index in (0, 2):
             await asyncio.sleep(0.5)

@@ -18,7 +18,7 @@ from replies_of_ranks import use_futures
 from waiting import LONG_S, eventually
 
 from raycore.activity import RUNNING, Activity
-from raycore.cluster.desired import Desired, DesiredState, WeightState
+from raycore.cluster.desired import Desired, DesiredNow, DesiredWeights
 from raycore.cluster.following import DesiredPart, Following
 from raycore.cluster.rank import Rank
 from raycore.control.pauses import OnWoken
@@ -176,7 +176,7 @@ class Engine:
         self.stale: list[tuple[int, str]] = []
         clock = SimpleNamespace(now_s=time.monotonic)
         runtime = SimpleNamespace(wait=_wait, get=lambda ref: ref.result(), clock=clock)
-        self.desired = DesiredState(Desired(WeightState(FIRST_WEIGHTS, BASE)), lambda: list(self.ranks.values()))
+        self.desired = DesiredNow(Desired(DesiredWeights(FIRST_WEIGHTS, BASE)), lambda: list(self.ranks.values()))
         self.weights = EngineWeights(self.desired, runtime, timeout_s, can_copy=can_copy)  # type: ignore[arg-type]
         self.weights.on_stale_rank = lambda dp_rank, reason: self.stale.append((dp_rank, reason))
         self.is_lockstep = False
@@ -215,14 +215,14 @@ class Engine:
 
     def check(self) -> None:
         """No rank serves with other weights than those that its outputs name."""
-        state = self.weights.state
+        latest = self.weights.latest
         for dp_rank in self.in_service:
             rank = self.ranks[dp_rank]
-            assert (rank.weights.number, rank.weights.is_stale, rank.is_open) == (state.version.number, False, False)
+            assert (rank.weights.number, rank.weights.is_stale, rank.is_open) == (latest.version.number, False, False)
             assert rank.has != "half"
-            assert state.path in (None, rank.has)
-            assert rank.known_by == (state.path or state.key)
-            assert tuple(rank.told[:2]) == tuple(state.version) or not rank.told
+            assert latest.path in (None, rank.has)
+            assert rank.known_by == (latest.path or latest.key)
+            assert tuple(rank.told[:2]) == tuple(latest.version) or not rank.told
         assert len({self.ranks[dp_rank].has for dp_rank in self.in_service}) <= 1
         assert not self.activity.is_paused
 
@@ -293,7 +293,7 @@ def test_an_update_reaches_all_ranks_and_they_say_its_version(engine: Engine) ->
     assert [rank.has for rank in engine.ranks.values()] == ["A", "A"]
     assert [rank.told for rank in engine.ranks.values()] == [(1, "v1", True)] * 2
     assert engine.updates.version == "v1"
-    assert engine.weights.state.path is None
+    assert engine.weights.latest.path is None
     engine.check()
     update(engine, "B")
     assert engine.ranks[0].told == (2, "v1", True), "the name stays, as in vLLM"
