@@ -1,8 +1,4 @@
-"""LFM2: layers with short convolutions, among some with attention. The largest model has experts after dense layers.
-
-The weights of a token's experts are divided by their sum. transformers adds 1e-6 to the sum before, which changes them
-by about a millionth.
-"""
+"""LFM2: layers with short convolutions, among some with attention. The largest model has experts after dense layers."""
 
 from __future__ import annotations
 
@@ -98,6 +94,7 @@ def _moe_parts(config: JsonFields) -> Parts:
     router = ExpertChoice(
         "sigmoid",
         is_normalized=config.bool_("norm_topk_prob"),
+        least_sum=1e-6,
         has_correction=config.bool_("use_expert_bias"),
         scaling=config.float_("routed_scaling_factor"),
     )

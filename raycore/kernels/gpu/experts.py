@@ -39,8 +39,6 @@ _GROUPED = 2048
 """Number of pairs that are grouped at a time."""
 _LOWEST = tl.constexpr(-3.0e38)
 """The lowest number by which an expert is chosen."""
-_LEAST = tl.constexpr(1e-20)
-"""Added to sums of weights from sigmoids, which may all be 0."""
 _SUMMED = 1024
 """Number of columns of a token's result that one program adds up."""
 
@@ -91,6 +89,7 @@ def route(
             triton.next_power_of_2(num_experts_per_tok),
             router.scores,
             router.is_normalized,
+            router.least_sum,
             router.scaling,
             router.num_groups,
             triton.next_power_of_2(router.num_groups),
@@ -183,6 +182,7 @@ def _route(
     PADDED_K: tl.constexpr,
     SCORES: tl.constexpr,
     IS_NORMALIZED: tl.constexpr,
+    LEAST_SUM: tl.constexpr,
     SCALING: tl.constexpr,
     GROUPS: tl.constexpr,
     PADDED_GROUPS: tl.constexpr,
@@ -228,7 +228,7 @@ def _route(
     if IS_NORMALIZED:
         total = tl.sum(weight_K, axis=0)
         if SCORES == "sigmoid":
-            total += _LEAST
+            total += LEAST_SUM
         weight_K /= total
     if SCALING != 1.0:
         weight_K *= SCALING

@@ -78,6 +78,8 @@ class ExpertChoice(msgspec.Struct, frozen=True):
     """Whether logits have a bias."""
     in_float32: bool = False
     """Whether logits are computed in float32, whatever the model's dtype is."""
+    least_sum: float = 1e-20
+    """With `is_normalized`: what is added to the sum of weights from sigmoids, which may all be 0."""
 
     @property
     def is_plain(self) -> bool:

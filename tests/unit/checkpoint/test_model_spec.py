@@ -651,7 +651,7 @@ def test_the_experts_of_lfm2_are_read(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1}
     spec = spec_of(tmp_path, "Lfm2MoeForCausalLM", **sizes, use_expert_bias=False, routed_scaling_factor=2.0)
     names = ExpertNames("feed_forward", "w1", "w3", "w2", correction="expert_bias")
-    router = ExpertChoice("sigmoid", is_normalized=True, scaling=2.0)
+    router = ExpertChoice("sigmoid", is_normalized=True, least_sum=1e-6, scaling=2.0)
     assert spec.moe == MoeSpec(32, 4, 1792, [False, True, True], router, names=names)
     assert spec.intermediate_size == 7168
 

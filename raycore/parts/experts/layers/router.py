@@ -20,9 +20,6 @@ from raycore.parts.experts.weights import MoeWeights
 if TYPE_CHECKING:
     from raycore.layers.operations import Operations
 
-_LEAST = 1e-20
-"""Added to sums of weights from sigmoids, which may all be 0."""
-
 
 class TorchRouter:
     """The router of one sparse layer, whole on every rank."""
@@ -52,7 +49,7 @@ class TorchRouter:
             weights_NK = functional.softmax(weights_NK, dim=-1)
         if router.is_normalized:
             sums_N1 = weights_NK.sum(dim=-1, keepdim=True)
-            weights_NK /= sums_N1 + _LEAST if router.scores == "sigmoid" else sums_N1
+            weights_NK /= sums_N1 + router.least_sum if router.scores == "sigmoid" else sums_N1
         if router.scaling != 1.0:
             weights_NK *= router.scaling
         return weights_NK.to(x_ND.dtype), ids_NK

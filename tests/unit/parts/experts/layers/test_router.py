@@ -24,6 +24,7 @@ ROUTERS = {
     "of chosen": ExpertChoice("softmax_of_chosen"),
     "corrected softmax": ExpertChoice(has_correction=True),
     "sigmoid": ExpertChoice("sigmoid"),
+    "least sum": ExpertChoice("sigmoid", is_normalized=True, least_sum=0.5),
     "corrected": ExpertChoice("sigmoid", is_normalized=True, has_correction=True),
     "groups": ExpertChoice(
         "sigmoid", is_normalized=True, has_correction=True, num_groups=4, num_chosen_groups=2, scaling=2.5
@@ -64,6 +65,8 @@ def expected(router: ExpertChoice, x_D: torch.Tensor) -> dict[int, float]:
     chosen = sorted(allowed, key=lambda expert: -choice[expert])[:PER_TOKEN]
     weights = [exponentials[expert] if router.scores == "softmax_of_chosen" else scores[expert] for expert in chosen]
     divisor = sum(weights) if router.is_normalized or router.scores == "softmax_of_chosen" else 1.0
+    if router.is_normalized and router.scores == "sigmoid":
+        divisor += router.least_sum
     return {expert: router.scaling * weight / divisor for expert, weight in zip(chosen, weights, strict=True)}
 
 
