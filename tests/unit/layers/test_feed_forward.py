@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import interpreted_triton  # noqa: F401  # before whatever imports Triton
 import pytest
 import torch
+from native_kernels import needs_kernels
 from small_model import make_operations
 from torch.distributed import HashStore
 from torch.nn import functional
@@ -146,7 +147,7 @@ def expected_with_shared(x_TD: torch.Tensor, has_gate: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("has_gate", [True, False])
-@pytest.mark.parametrize("backend", ["torch", "native", "triton"])
+@pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_kernels), "triton"])
 def test_a_sparse_layer_adds_its_shared_experts_to_every_token(backend, has_gate):
     weights = part(WHOLE)
     weights.shared = shared_part(0, 1, has_gate)
