@@ -29,12 +29,14 @@ NUM_BLOCKS: dict[str, int] = {
     "deepseek_v3": 9,
     "glm4_moe_lite": 9,
     "qwen3_next": 9,
+    "kimi_linear": 9,
+    "lfm2": 9,
     "granitemoehybrid": 9,
     "granitemoehybrid_groups": 9,
     "gemma3": 20,
 }
 """The tests' families that are checked, and so few blocks that requests are preempted."""
-WITHOUT_GRAPHS = ("qwen3_next", "granitemoehybrid", "granitemoehybrid_groups")
+WITHOUT_GRAPHS = ("qwen3_next", "kimi_linear", "lfm2", "granitemoehybrid", "granitemoehybrid_groups")
 """Their layers keep states."""
 STATE_ERROR = 1e-4
 """The largest error of hidden states in float32, relative to the largest number."""

@@ -15,7 +15,8 @@ import gpu_rooflines
 import gpu_timings
 import pytest
 import torch
-from gpu import checks, command, engines
+from equality import FAMILIES_OF_KINDS
+from gpu import checks, command, engines, layers
 
 from raycore.checkpoint.model_spec import load_model_spec
 
@@ -71,6 +72,11 @@ def test_the_gpu_benchmark_prints_checks_and_rooflines_for_toy_models(tmp_path: 
         assert [tuple(row[1:4]) for row in rows] == [tuple(map(str, step)) for step in steps]
         assert all(float(row[4]) > 0 and row[6].endswith("%") and float(row[7]) > 0 for row in rows)
         assert json.loads((out.parent / f"gpu_{model}_trace.json").read_text())["traceEvents"]
+
+
+def test_layers_of_each_kind_are_checked_on_gpus() -> None:
+    of_architectures = {"gpt_oss"}
+    assert set(FAMILIES_OF_KINDS) - layers.NUM_BLOCKS.keys() == of_architectures
 
 
 def test_a_wrong_token_fails_the_gpu_benchmark(
