@@ -561,11 +561,6 @@ def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
     return path
 
 
-def name_in_checkpoint(name: str) -> str:
-    """What a module or a tensor that transformers calls `name` is called in checkpoints."""
-    return name.replace(".forget_gate.", ".")
-
-
 def _plain(path: Path) -> Path:
     """Where the numbers of a quantized checkpoint are. Some versions of transformers round them once more."""
     return path.with_name(f"{path.name} as numbers")

@@ -28,9 +28,9 @@ class KdaSpec(MatrixMixer, frozen=True, tag=True):
     computed_by: ClassVar[str] = "raycore.decoder.kda_mixer.KdaMixer"
     weights_class: ClassVar[str] = "raycore.decoder.kda_mixer.KdaWeights"
     recurrence: ClassVar[str] = "raycore.state.kda.KdaRecurrence"
-    refused_adapters: ClassVar[Mapping[str, str]] = {
-        "conv1d": "adapters of convolutions aren't supported",
-        "forget_gate": "only the names of Kimi's checkpoints are known, such as self_attn.f_a_proj without forget_gate",
+    refused_adapters: ClassVar[Mapping[str, str]] = {"conv1d": "adapters of convolutions aren't supported"}
+    renamed: ClassVar[Mapping[str, str]] = {
+        f"self_attn.forget_gate.f_{part}_proj": f"self_attn.f_{part}_proj" for part in "ab"
     }
 
     @property

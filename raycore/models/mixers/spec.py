@@ -138,6 +138,8 @@ class MixerSpec(msgspec.Struct, frozen=True):
     """What can't be used with a model that has such a layer, and why: `has layers that ...`."""
     refused_adapters: ClassVar[Mapping[str, str]] = {}
     """Parts of the names of tensors that adapters may not have, and why."""
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """What transformers calls projections that have other names in checkpoints, with those. Adapters have either."""
 
     @abstractmethod
     def linears(

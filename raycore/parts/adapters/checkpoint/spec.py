@@ -130,6 +130,7 @@ class _Reader(ABC):
         self._shapes = [mixer.adapted_shapes(model) | self._dense for mixer in model.mixers]
         """By layer: the same of all projections, as if it had no experts."""
         self._known = [*dict.fromkeys(name for own in self._shapes for name in own)]
+        self._renamed = {other: name for mixer in model.mixers for other, name in mixer.renamed.items()}
 
     @abstractmethod
     def _parse(self, name: str) -> tuple[ModuleKey, str]:
@@ -162,11 +163,12 @@ class _Reader(ABC):
 
     def _in_layer(self, name: str, found: tuple[int, str, str] | None) -> tuple[ModuleKey, str]:
         """Return the same as `_parse`, for the tensor of a layer, a projection and a side. None: of anything else."""
-        if found is None or found[1] not in self._known:
+        module = None if found is None else self._renamed.get(found[1], found[1])
+        if found is None or module not in self._known:
             reasons = [reason for part, reason in _UNSUPPORTED_TENSORS.items() if part in name]
             known = f"only lora_A and lora_B of {', '.join(self._known)} are supported"
             raise self._error(name, reasons[0] if reasons else known)
-        layer, module, side = found
+        layer, _, side = found
         if layer >= self._model.num_layers:
             raise self._error(name, f"the model has {self._model.num_layers} layers, from 0 on")
         model, moe = self._model, self._model.moe

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import pytest
 import torch
-from families import auto_class, make_checkpoint, name_in_checkpoint
+from families import auto_class, make_checkpoint
 from torch import nn
 from transformers import AutoConfig
 
@@ -148,11 +148,13 @@ def test_adapters_may_change_the_linear_layers_that_peft_finds(checkpoint: tuple
     path, spec = checkpoint
     with torch.device("meta"):
         network: Any = auto_class(AutoConfig.from_pretrained(path)).from_config(AutoConfig.from_pretrained(path))
-    modules = {name_in_checkpoint(name): each for name, each in network.named_modules() if isinstance(each, nn.Linear)}
+    modules = {name: each for name, each in network.named_modules() if isinstance(each, nn.Linear)}
     for layer, mixer in enumerate(spec.mixers):
+        in_network = {name: known for known, name in mixer.renamed.items()}
         assert all(len(linear.outputs) <= MAX_PARTS for linear in mixer.adapted_linears(spec).values())
         for name, shape in mixer.adapted_shapes(spec).items():
-            found = [each for known, each in modules.items() if known.endswith(f"layers.{layer}.{name}")]
+            end = f"layers.{layer}.{in_network.get(name, name)}"
+            found = [each for known, each in modules.items() if known.endswith(end)]
             assert [(each.out_features, each.in_features) for each in found] == [shape], name
 
 

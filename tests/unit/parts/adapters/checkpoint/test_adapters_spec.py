@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from raycore.errors import InvalidAdapter
 from raycore.models.mixers.delta import DeltaSpec
+from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.spec import ModelSpec, Roots, TensorNames
 from raycore.parts.adapters.checkpoint.spec import LoraSpec
@@ -462,6 +463,24 @@ def test_layers_that_keep_states_have_no_adapters(adapter: Path) -> None:
 
     change_tensors(adapter, rename)
     assert "adapters of layers that keep a state aren't supported" in refused(adapter, stateful)
+
+
+def test_projections_that_transformers_renames_are_known_by_both_names(adapter: Path) -> None:
+    state = KdaSpec([True, False], num_v_heads=2, k_dim=8, v_dim=8, conv_size=4)
+    spec = msgspec.structs.replace(SPEC, state=state)
+
+    def replace_attention(name: str) -> Callable[[dict[str, torch.Tensor]], None]:
+        def replace(tensors: dict[str, torch.Tensor]) -> None:
+            for old in [old for old in tensors if "layers.0." in old]:
+                del tensors[old]
+            tensors[f"{PREFIX}0.self_attn.{name}.lora_A.weight"] = torch.zeros(4, SPEC.hidden_size)
+            tensors[f"{PREFIX}0.self_attn.{name}.lora_B.weight"] = torch.zeros(8, 4)
+
+        return replace
+
+    for name in ("f_a_proj", "forget_gate.f_a_proj"):
+        change_tensors(adapter, replace_attention(name))
+        assert (0, "self_attn.f_a_proj") in LoraSpec.read(adapter, spec, 64).modules
 
 
 def test_adapters_of_convolutions_are_refused_and_those_of_their_projections_are_not(adapter: Path) -> None:
