@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from raycore.errors import InvalidConfig
+from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.json_fields import JsonFields
 from raycore.models.activations import read_activation
 from raycore.models.rotation import Rotation, parse_rotation
@@ -144,13 +144,22 @@ def plugin_families() -> list[str]:
     return plugin_names(MODELS)
 
 
-def converted(name: str, family: Family, config: dict[str, Any]) -> dict[str, Any]:
-    """Return what is in config.json under Llama's keys.
+def fields_of(config: dict[str, Any], defaults: Mapping[str, Any]) -> JsonFields:
+    """Return what a `Family.convert_config` gets, to be read with checks. `converted` says in their errors which file
+    it is."""
+    return JsonFields("", config, defaults)
+
+
+def converted(name: str, family: Family, source: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Return what is in config.json, whose path is `source`, under Llama's keys.
 
     Raises:
-        InvalidConfig: the family's function failed.
+        InvalidCheckpoint: a value that the family's function reads isn't as it must be.
+        InvalidConfig: the function failed.
     """
     try:
         return family.convert_config(config)
+    except InvalidCheckpoint as error:
+        raise InvalidCheckpoint(f"{source}{error}") from error
     except Exception as error:  # other people's code may raise anything
         raise plugin_failure(MODELS, name, error) from error

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import Family
+from raycore.models.family import Family, fields_of
 from raycore.models.granite import GRANITE_DEFAULTS, granite_parts
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.state import state_layers
@@ -31,12 +31,12 @@ _TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 
 
 def _convert(config: dict[str, Any]) -> dict[str, Any]:
-    types = config.get("layer_types") or config.get("layers_block_type")
-    if isinstance(types, list):
-        config["layer_types"] = [_TYPES.get(each, each) for each in types]  # pyright: ignore
+    fields = fields_of(config, _DEFAULTS)
+    types = fields.list_("layer_types") or fields.list_("layers_block_type")
+    if types:
+        config["layer_types"] = [_TYPES.get(str(each), each) for each in types]
     # that of experts, of which there are none, is the other one
-    size = config.get("shared_intermediate_size", _DEFAULTS["shared_intermediate_size"])
-    return config | {"intermediate_size": size}
+    return config | {"intermediate_size": fields.int_("shared_intermediate_size")}
 
 
 def _parts(config: JsonFields) -> Parts:

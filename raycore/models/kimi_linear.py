@@ -5,13 +5,13 @@ Experts are those of DeepSeek-V3 under other names.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
 from raycore.json_fields import JsonFields
 from raycore.models.deepseek_v3 import latent_config, latent_parts
-from raycore.models.family import DEFAULTS, Family
+from raycore.models.family import DEFAULTS, Family, fields_of
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.state import state_layers
 from raycore.models.spec import Parts, TensorNames
@@ -37,6 +37,7 @@ _DEFAULTS = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 1024,
     "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
     "n_group": 1,
     "topk_group": 1,
     "norm_topk_prob": True,
@@ -67,20 +68,21 @@ _DENSE = TensorNames(gate=f"{_BLOCK}.gate_proj", up=f"{_BLOCK}.up_proj", down=f"
 def _convert(config: dict[str, Any]) -> dict[str, Any]:
     """Return what is in config.json, with lists of each layer's type and of those without experts."""
     config = latent_config({_KEYS.get(key, key): value for key, value in config.items()})
-    given, num_layers = config.get("linear_attn_config"), config.get("num_hidden_layers", 27)
-    given = cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-    config |= {_OF_STATES[key]: value for key, value in given.items() if key in _OF_STATES}
-    if config.get("layer_types") is None and isinstance(num_layers, int):
+    fields = fields_of(config, _DEFAULTS)
+    num_layers, of_states = fields.int_("num_hidden_layers"), fields.child("linear_attn_config")
+    config |= {_OF_STATES[key]: value for key, value in of_states.values.items() if key in _OF_STATES}
+    if fields.get("layer_types") is None:
         # counted from 1; without a list, every fourth layer after the first
-        full = given.get("full_attn_layers", range(5, num_layers + 1, 4))
+        given = of_states.list_("full_attn_layers")
+        full = range(5, num_layers + 1, 4) if given is None else given
         config["layer_types"] = [
             "full_attention" if layer in full else "linear_attention" for layer in range(1, num_layers + 1)
         ]
-    types, num_dense = config.get("mlp_layer_types"), config.get("first_k_dense_replace", 1)
-    if isinstance(types, list):
-        config["mlp_only_layers"] = [layer for layer, each in enumerate(cast("list[str]", types)) if each == "dense"]
-    elif isinstance(num_dense, int):
-        config["mlp_only_layers"] = list(range(num_dense))
+    types, num_dense = fields.list_("mlp_layer_types"), fields.optional_int("first_k_dense_replace", low=0)
+    if types is not None:
+        config["mlp_only_layers"] = [layer for layer, each in enumerate(types) if each == "dense"]
+    elif num_dense is not None:
+        config["mlp_only_layers"] = list(range(min(num_dense, num_layers)))
     return config
 
 

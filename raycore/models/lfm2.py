@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, fields_of, plain_parts
 from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.mixers.state import state_layers
 from raycore.models.spec import Parts, TensorNames
@@ -57,23 +57,23 @@ _KEYS = {"norm_eps": "rms_norm_eps", "tie_embedding": "tie_word_embeddings", "bl
 
 def _convert(config: dict[str, Any]) -> dict[str, Any]:
     config |= {ours: config[theirs] for theirs, ours in _KEYS.items() if theirs in config}
-    types, attention = config.get("layer_types"), config.get("full_attn_idxs")
-    if types is None and isinstance(attention, list):
-        layers = range(config.get("num_hidden_layers", _DEFAULTS["num_hidden_layers"]))
+    fields = fields_of(config, _DEFAULTS)
+    types, attention = fields.list_("layer_types"), fields.list_("full_attn_idxs")
+    if types is None and attention is not None:
+        layers = range(fields.int_("num_hidden_layers"))
         types = ["full_attention" if layer in attention else "conv" for layer in layers]
-    if isinstance(types, list):
-        config["layer_types"] = ["linear_attention" if each == "conv" else each for each in types]  # pyright: ignore
+    if types is not None:
+        config["layer_types"] = ["linear_attention" if each == "conv" else each for each in types]
     return config
 
 
 def _convert_dense(config: dict[str, Any]) -> dict[str, Any]:
     config = _convert(config)
-    given = _DEFAULTS | config
-    multiplier, multiple = given["block_ffn_dim_multiplier"], given["block_multiple_of"]
-    if given["block_auto_adjust_ff_dim"]:
-        size = int(2 * given["intermediate_size"] / 3)
-        rounded = size if multiplier is None else -(-int(multiplier * size) // multiple) * multiple
-        config["intermediate_size"] = rounded
+    fields = fields_of(config, _DEFAULTS)
+    if fields.bool_("block_auto_adjust_ff_dim"):
+        size = int(2 * fields.int_("block_ff_dim" if "block_ff_dim" in config else "intermediate_size") / 3)
+        multiplier, multiple = fields.optional_float("block_ffn_dim_multiplier"), fields.int_("block_multiple_of")
+        config["intermediate_size"] = size if multiplier is None else -(-int(multiplier * size) // multiple) * multiple
     return config
 
 

@@ -115,7 +115,7 @@ def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:
         InvalidCheckpoint: raycore doesn't support the model. The message names the file, the key and the key's value.
     """
     name, family = _family(config)
-    config = config.converted(partial(converted, name, family))
+    config = config.converted(partial(converted, name, family, config.source))
     describe = None if config.get("vision_config") is None else family.vision
     vision = None if describe is None else describe(config)
     if family.text_families:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.models.llama import LLAMA
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.short_conv import ShortConvSpec
+from raycore.models.registry import FAMILIES
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, SharedExperts
@@ -654,6 +657,44 @@ def test_the_experts_of_lfm2_are_read(tmp_path: Path) -> None:
     router = ExpertChoice("sigmoid", is_normalized=True, least_sum=1e-6, scaling=2.0)
     assert spec.moe == MoeSpec(32, 4, 1792, [False, True, True], router, names=names)
     assert spec.intermediate_size == 7168
+
+
+CONVERTING = {name: family for name, family in FAMILIES.items() if family.convert_config is not LLAMA.convert_config}
+
+
+@pytest.mark.parametrize("name", CONVERTING)
+def test_a_value_of_another_type_is_no_failure_of_the_family(tmp_path: Path, name: str) -> None:
+    for key in CONVERTING[name].defaults:
+        for value in ("x", ["x"], {"x": 1}, [[]], -1, 1.5, True, None):
+            with suppress(InvalidCheckpoint):
+                spec_of(tmp_path, name, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        (
+            LFM2,
+            {"num_hidden_layers": "2", "full_attn_idxs": [1]},
+            "config.json: num_hidden_layers='2': expected an int",
+        ),
+        (LFM2, {"block_ff_dim": "9"}, "config.json: block_ff_dim='9': expected an integer"),
+        (LFM2, {"block_ffn_dim_multiplier": "1"}, "config.json: block_ffn_dim_multiplier='1': expected a positive"),
+        (LFM2, {"full_attn_idxs": 2}, "config.json: full_attn_idxs=2: expected a list"),
+        (KIMI_LINEAR, {"linear_attn_config": [1]}, r"linear_attn_config=\[1\]: expected an object"),
+        (
+            KIMI_LINEAR,
+            {"linear_attn_config": {"full_attn_layers": 4}},
+            "config.json, linear_attn_config: full_attn_layers=4: expected a list",
+        ),
+        (HYBRID, {"layers_block_type": "mamba"}, "layers_block_type='mamba': expected a list"),
+    ],
+)
+def test_what_families_convert_is_checked_by_its_name(
+    tmp_path: Path, name: str, config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidCheckpoint, match=message):
+        spec_of(tmp_path, name, **config)
 
 
 @pytest.mark.parametrize(
