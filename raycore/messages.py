@@ -272,6 +272,17 @@ class TransferResult(msgspec.Struct, array_like=True):
     """What each worker's connector tells that of the scheduler, as it encodes that, if it has something to tell."""
 
 
+class TokenReport(NamedTuple):
+    """What a part tells of some of a sequence's tokens: each gets as many bytes of `data`."""
+
+    part: str
+    """Its name."""
+    position: int
+    """That of the first of the tokens, in prompt and output."""
+    num_tokens: int
+    data: bytes
+
+
 class StepResult(msgspec.Struct, array_like=True):
     """The result of a step, in the order of the plan's `slots`."""
 
@@ -287,12 +298,9 @@ class StepResult(msgspec.Struct, array_like=True):
     """(index into `slots`, first position, logprobs of that position and of the following ones), for requests with
     `prompt_logprobs`. A prompt's first position is 1, because nothing predicts position 0. After a preemption,
     positions come again."""
-    hidden_states: list[tuple[int, bytes]] = []
-    """(index into `slots`, float32[D]: the final hidden state that a new token was sampled from), for requests with
-    `return_hidden_states`, in the order of `token_ids`."""
-    prompt_hidden_states: list[tuple[int, int, list[bytes]]] = []
-    """(index into `slots`, first position, float32[D]: the final hidden states of that position and of the following
-    ones), for requests with `return_prompt_hidden_states`. After a preemption, positions come again."""
+    reports: list[tuple[int, TokenReport]] = []
+    """(index into `slots`, what a part tells of tokens of this slot). After a preemption, tokens come again. With
+    `ReportsOfAll`, those of all workers, in the order of their ranks."""
     failed: list[tuple[int, str]] = []
     """(index into `slots`, reason) of requests that fail. Their last new token means nothing."""
     is_anyone_busy: bool = True
@@ -305,9 +313,7 @@ class StepResult(msgspec.Struct, array_like=True):
     @property
     def has_extras(self) -> bool:
         """Whether there is anything beside new tokens and failures."""
-        return bool(
-            self.logprobs or self.prompt_logprobs or self.hidden_states or self.prompt_hidden_states or self.pooled
-        )
+        return bool(self.logprobs or self.prompt_logprobs or self.reports or self.pooled)
 
 
 class WeightVersion(NamedTuple):
@@ -433,10 +439,9 @@ class SequenceNews(msgspec.Struct, array_like=True):
     """(seq_id, logprobs of the sequence's next token), in token order."""
     prompt_logprobs: list[tuple[int, int, list[TokenLogprobs]]] = []
     """(seq_id, first position, one entry per position from there on). Each position is sent once."""
-    hidden_states: list[tuple[int, bytes]] = []
-    """(seq_id, float32[D]: the hidden state that the sequence's next token was sampled from), in token order."""
-    prompt_hidden_states: list[tuple[int, int, list[bytes]]] = []
-    """(seq_id, first position, float32[D] for each position from there on). Each position is sent once."""
+    reports: list[tuple[int, TokenReport]] = []
+    """(seq_id, what a part tells of tokens of this sequence). After a preemption, and on another rank, tokens come
+    again. There may be some behind the sequence's last token."""
     pooled: list[tuple[int, Pooled]] = []
     """(seq_id, its result) of requests that pool."""
     missing_features: list[tuple[int, list[str]]] = []

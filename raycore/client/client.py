@@ -33,6 +33,7 @@ from typing import Any
 
 from raycore.client.ask import Ask
 from raycore.client.inputs import OnlyText, PromptImages
+from raycore.client.output_parts import make_output_parts
 from raycore.client.rank_connections import RankConnection, RankConnections, ReachableRank, Sent, call_utility
 from raycore.client.recorder import Told
 from raycore.client.request_checks import RequestChecks
@@ -87,7 +88,9 @@ class EngineClient:
         self._drained = threading.Condition(self._lock)
         """Notified when requests may have ended, when outputs have been delivered, and when ranks are lost or leave."""
         replays, image_bytes = config.recovery.max_request_replays, config.feature_cache_bytes
-        self._requests = RequestTable(config.model, tokenizer, client_index, replays, image_bytes)
+        self._requests = RequestTable(
+            *(config.model, tokenizer, client_index, replays, image_bytes), output_parts=[*make_output_parts(config)]
+        )
         if config.kv_transfer_config is not None:
             from raycore.parts.transfers.client import make_routes  # imported lazily: few engines need it
 

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from raycore.client.ask import CheckedAsk
+from raycore.client.part import OutputPart
 from raycore.client.request_state import RequestState, SequenceState, position_logprobs
 from raycore.client.updates import Update
 from raycore.errors import InvalidRequest, RequestFailed, WeightVersionChanged
@@ -61,9 +62,13 @@ class ProcessedOutputs:
 class OutputProcessor:
     """The unfinished requests of one client. Not thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, clock: Callable[[], float] = time.monotonic, parts: Sequence[OutputPart] = ()
+    ) -> None:
+        """`parts`: what adds to outputs."""
         self._tokenizer = tokenizer
         self._clock = clock
+        self._parts = parts
         self._requests: dict[str, RequestState] = {}
         self._sequences: dict[int, SequenceState] = {}
         """Unfinished sequences by seq_id."""
@@ -99,11 +104,10 @@ class OutputProcessor:
             pooling=checked.pooling,
             lora=ask.lora,
             metrics=metrics,
+            added={part.name: part.begin(params) for part in self._parts if part.is_asked(params)},
         )
         if params.prompt_logprobs is not None:
             request.prompt_logprobs = [None for _ in prompt.token_ids]
-        if params.return_prompt_hidden_states:
-            request.prompt_states = {}
         self._requests[request_id] = request
         for index, seq_id in enumerate(seq_ids):
             sequence = SequenceState(index, seq_id, request, self._tokenizer)
@@ -171,7 +175,10 @@ class OutputProcessor:
         if self._traced:
             self._trace_steps(step.arrivals)
         self._collect_logprobs(batch)
-        self._collect_hidden_states(batch)
+        for seq_id, report in batch.reports:
+            sequence = self._sequences.get(seq_id)
+            if sequence is not None:
+                sequence.request.added[report.part].take(sequence.index, report)
         for seq_id, pooled in batch.pooled:
             if seq_id in self._sequences:
                 self._sequences[seq_id].request.pooled = pooled
@@ -305,16 +312,6 @@ class OutputProcessor:
             texts = self._tokenizer if sequence.request.params.detokenize else None
             positions = [position_logprobs(entry, texts) for entry in entries]
             sequence.request.prompt_logprobs[first : first + len(positions)] = positions
-
-    def _collect_hidden_states(self, batch: OutputBatch) -> None:
-        for seq_id, state in batch.hidden_states:
-            sequence = self._sequences.get(seq_id)
-            if sequence is not None:
-                sequence.add_hidden_state(state)
-        for seq_id, first, states in batch.prompt_hidden_states:
-            sequence = self._sequences.get(seq_id)
-            if sequence is not None and sequence.index == 0 and sequence.request.prompt_states is not None:
-                sequence.request.prompt_states.update(enumerate(states, start=first))
 
     def _update_watched(self, batch: OutputBatch, seq_ids: list[int], step: ProcessedOutputs) -> dict[str, None]:
         """Update the texts of watched sequences. Returns the ids of changed requests, in the batch's order."""

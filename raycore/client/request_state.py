@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.client.part import OutputAddition
 from raycore.client.updates import Streaming
 from raycore.errors import RequestFailed
 from raycore.lora.request import LoRARequest
@@ -71,8 +72,8 @@ class RequestState:
     num_cached_tokens: int | None = None
     lora: LoRARequest | None = None
     prompt_logprobs: list[PositionLogprobs | None] | None = None
-    prompt_states: dict[int, bytes] | None = None
-    """By position of the prompt: float32[D], its hidden state. None: they aren't returned."""
+    added: Mapping[str, OutputAddition] = field(default_factory=dict[str, OutputAddition])
+    """What parts add to outputs, by their names."""
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     trace: RequestTrace | None = None
     pooling: PoolingParams | None = None
@@ -101,7 +102,7 @@ class RequestState:
             num_tokens += len(sequence.token_ids)
             finished = finished and sequence.finish_reason is not None
         self.metrics.num_generation_tokens = num_tokens
-        return RequestOutput(
+        output = RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt,
             prompt_token_ids=self.prompt_token_ids,
@@ -111,10 +112,12 @@ class RequestState:
             metrics=self.metrics,
             lora_request=self.lora,
             num_cached_tokens=self.num_cached_tokens,
-            prompt_hidden_states=None if self.prompt_states is None else self._all_states(self.prompt_states),
             trace=self.trace,
             kv_transfer_params=self.kv_transfer_params,
         )
+        for addition in self.added.values():
+            addition.add_to(output)
+        return output
 
     def _pooled_output(self) -> PooledOutput:
         data = None
@@ -134,11 +137,6 @@ class RequestState:
 
     def _prompt_logprobs(self, known: list[PositionLogprobs | None]) -> PromptLogprobs:
         return FlatLogprobs(known) if self.params.flat_logprobs else known
-
-    def _all_states(self, states: dict[int, bytes]) -> NDArray[np.float32] | None:
-        if len(states) < len(self.prompt_token_ids):
-            return None
-        return _matrix([states[position] for position in range(len(states))])
 
 
 class SequenceState:
@@ -170,7 +168,6 @@ class SequenceState:
         if params.num_logprobs is not None:
             self._logprobs = FlatLogprobs() if params.flat_logprobs else []
         self._cumulative_logprob = 0.0
-        self._states: list[bytes] | None = [] if params.return_hidden_states else None
         self._updates_text = params.detokenize and bool(request.stream or params.stop_strings)
         self._text = self._new_text() if self._updates_text else None
         self._num_in_text = 0
@@ -206,11 +203,6 @@ class SequenceState:
             self._logprobs.append(position_logprobs(entry, texts, are_ranked=are_ranked))
             self._cumulative_logprob += entry.logprobs[0]
 
-    def add_hidden_state(self, state: bytes) -> None:
-        """Append the hidden state, float32[D], that the next token was sampled from."""
-        if self._states is not None:
-            self._states.append(state)
-
     def update_text(self, ends_with_stop_token: bool = False) -> bool:
         """Decode the new tokens. Returns whether a stop string was found, which finishes the sequence.
 
@@ -226,8 +218,6 @@ class SequenceState:
         if self._text.stop is None:
             return False
         del self.token_ids[self._num_in_text :]
-        if self._states is not None:
-            del self._states[self._num_in_text :]
         if self._logprobs is not None:
             del self._logprobs[self._num_in_text :]
             # summed again instead of subtracting, because log probabilities may be infinite
@@ -252,7 +242,6 @@ class SequenceState:
             token_ids=self.token_ids.copy(),
             cumulative_logprob=None if self._logprobs is None else self._cumulative_logprob,
             logprobs=None if self._logprobs is None else self._logprobs.copy(),
-            hidden_states=None if self._states is None else _matrix(self._states),
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             lora_request=self.request.lora,
@@ -284,11 +273,6 @@ class SequenceState:
 
     def _new_text(self) -> SequenceText:
         return SequenceText(self._tokenizer, self.request.params, self.request.prompt_token_ids)
-
-
-def _matrix(rows: list[bytes]) -> NDArray[np.float32]:
-    """Return the matrix of these rows, each float32[D]."""
-    return np.stack([np.frombuffer(row, np.float32) for row in rows]) if rows else np.empty((0, 0), np.float32)
 
 
 def position_logprobs(

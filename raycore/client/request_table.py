@@ -18,6 +18,7 @@ import msgspec
 
 from raycore.client.ask import CheckedAsk
 from raycore.client.output_processor import OutputProcessor
+from raycore.client.part import OutputPart
 from raycore.client.recorder import Recorder, Told
 from raycore.client.requests_by_rank import RequestsByRank
 from raycore.client.routes import Routes
@@ -76,6 +77,7 @@ class RequestTable:
         image_bytes: int = 0,
         clock: Callable[[], float] = time.monotonic,
         make_recorder: Callable[[int], Recorder] = Recorder,
+        output_parts: Sequence[OutputPart] = (),
     ) -> None:
         """
         Args:
@@ -84,6 +86,7 @@ class RequestTable:
             image_bytes: how many bytes of images' data each rank keeps.
             clock: the time in seconds.
             make_recorder: makes what counts what requests do, from the largest number of tokens of a request.
+            output_parts: what adds to outputs.
         """
         self.num_output_tokens = 0
         """Number of output tokens received since the client's start, for all requests."""
@@ -96,7 +99,7 @@ class RequestTable:
         """By request_id and seq_id: what that rank has said of the blocks of sequences that are to go on elsewhere."""
         self._config = config
         self._max_replays = max_replays
-        self._outputs = OutputProcessor(tokenizer, clock)
+        self._outputs = OutputProcessor(tokenizer, clock, output_parts)
         self._recorder = make_recorder(config.max_model_len)
         self._underway: dict[str, _Underway] = {}
         self.by_rank = RequestsByRank()

@@ -21,20 +21,19 @@ from raycore.step.device_batch import StepTensors
 class Head(RunnerPart):
     """The end of a step."""
 
-    def wants_all_rows(self, step: StepInputs) -> bool:
-        """Whether it takes the hidden states of all tokens. If not, the last layer keeps some."""
-        return False
-
     def kept_rows(self, step: StepInputs, tensors: StepTensors) -> Tensor | None:
         """Return the rows that are kept. None: the first ones."""
         return tensors.sampled_rows_R
 
     @abstractmethod
-    def take(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
+    def take(
+        self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep, *, has_all: bool
+    ) -> None:
         """Go on with what the layers have computed. Adds what there is to report to `launched`.
 
-        `hidden`: all rows [T, D] that this worker computes, if `wants_all_rows` or if workers divide the rows; else
-        those that are kept [R, D].
+        Args:
+            hidden: all rows [T, D] that this worker computes, or those that are kept [R, D].
+            has_all: whether it is all rows, because a part `wants_all_rows` or because workers divide the rows.
         """
 
 
@@ -44,7 +43,9 @@ class NextStage(Head):
     def __init__(self, link: Link) -> None:
         self._link = link
 
-    def take(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
+    def take(
+        self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep, *, has_all: bool
+    ) -> None:
         self._link.send(hidden)
 
     def parts(self) -> ProfiledParts:

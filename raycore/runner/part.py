@@ -17,6 +17,18 @@ from raycore.step.batch import Ints, StepInputs
 from raycore.step.device_batch import StepTensors
 
 
+class StepExtra(Protocol):
+    """What a step reports besides tokens, on its way from the device."""
+
+    def add_to(self, result: StepResult, step: StepInputs, kept: Container[int]) -> None:
+        """Wait for it, and add it to the step's result: to `StepResult.reports`, if it is about tokens of requests.
+
+        `kept`: which of the new tokens their requests get, as indexes in `StepInputs.sampled`. A stage that samples
+        none doesn't know them.
+        """
+        ...
+
+
 class RunnerPart:
     """Takes part in steps. Its hooks are called in the order of the runner's parts, and in the order in which they are
     here."""
@@ -30,6 +42,10 @@ class RunnerPart:
         `result`: the step's, as far as it is known.
         """
 
+    def wants_all_rows(self, step: StepInputs) -> bool:
+        """Whether the last layer computes all tokens of the step. If no part wants that, it keeps some."""
+        return False
+
     def begin_forward(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of a step that has tokens."""
 
@@ -37,8 +53,11 @@ class RunnerPart:
         """Return what reads or changes hidden states between layers. At most one part of a runner has any in a step."""
         return NO_TAPS
 
-    def end_forward(self, step: StepInputs, tensors: StepTensors) -> None:
-        """Catch up with a step that had tokens. Its new tokens have been sampled, but may be on the device."""
+    def end_forward(self, step: StepInputs, tensors: StepTensors, extras: list[StepExtra]) -> None:
+        """Catch up with a step that had tokens. Its new tokens have been sampled, but may be on the device.
+
+        `extras`: gets what the part reports with the step.
+        """
 
     def received(self, step: StepInputs, rows: Ints) -> None:
         """Note that a step's new tokens have arrived.
@@ -52,17 +71,6 @@ class RunnerPart:
     def parts(self) -> ProfiledParts:
         """Return the parts of a step, for profiles."""
         return ()
-
-
-class StepExtra(Protocol):
-    """What a step reports besides tokens, on its way from the device."""
-
-    def add_to(self, result: StepResult, step: StepInputs, kept: Container[int]) -> None:
-        """Wait for it, and add it to the step's result.
-
-        `kept`: which of the new tokens their requests get, as indexes in `StepInputs.sampled`.
-        """
-        ...
 
 
 class PlanFollower(RunnerPart):

@@ -76,6 +76,7 @@ class ModelRunner:
         parts = [*lockstep, *self._own_parts]
         self._apply = overridden(parts, RunnerPart.apply)
         self._begin = overridden(parts, RunnerPart.begin)
+        self._wants_all_rows = overridden(parts, RunnerPart.wants_all_rows)
         self._begin_forward = overridden(parts, RunnerPart.begin_forward)
         self._taps = overridden(parts, RunnerPart.taps)
         self._end_forward = overridden(parts, RunnerPart.end_forward)
@@ -92,7 +93,7 @@ class ModelRunner:
 
     def share_experts(self, experts: ExpertParallel) -> None:
         """Share experts with these ranks from now on. Steps are run together with theirs, and padded no more."""
-        self._bind([Lockstep(experts, self._network, self._head, self._threads)])
+        self._bind([Lockstep(experts, self._network, self._wants_all, self._threads)])
         self._execution = self._execution.unpadded()
         self._batch.pad_no_more()
 
@@ -140,27 +141,34 @@ class ModelRunner:
         for begin in self._begin:
             begin(plan, step, tensors, launched.result_so_far)
         if len(step.slots):
-            hidden = self._compute(step, tensors)
-            self._head.take(step, tensors, hidden, launched)
+            self._rows.begin(step)
+            has_all = self._rows.is_divided or self._wants_all(step)
+            hidden = self._compute(step, tensors, keeps_all=has_all)
+            self._head.take(step, tensors, hidden, launched, has_all=has_all)
             for end_forward in self._end_forward:
-                end_forward(step, tensors)
+                end_forward(step, tensors, launched.extras)
         return launched
 
     def _update_requests(self, plan: StepPlan) -> None:
         for apply in self._apply:
             apply(plan)
 
-    def _compute(self, step: StepInputs, tensors: StepTensors) -> Tensor:
-        """Run the layers. Returns what the head takes."""
-        rows, attention = self._rows, self._attention
-        rows.begin(step)
+    def _wants_all(self, step: StepInputs) -> bool:
+        """Whether the last layer computes all tokens."""
+        for wants_all_rows in self._wants_all_rows:  # noqa: SIM110 - runs in each step, where any() is slower
+            if wants_all_rows(step):
+                return True
+        return False
+
+    def _compute(self, step: StepInputs, tensors: StepTensors, *, keeps_all: bool) -> Tensor:
+        """Run the layers. Returns what the head takes. `keeps_all`: all rows that this worker computes."""
+        attention = self._attention
         self._source.wait(step, tensors)
         if not self._threads.is_single:
             self._threads.begin_layers(self._network, self._count_tokens(step), step.num_keys)
         attention.begin(step, tensors)
         for begin_forward in self._begin_forward:
             begin_forward(step, tensors)
-        keeps_all = rows.is_divided or self._head.wants_all_rows(step)
         kept = None if keeps_all else self._head.kept_rows(step, tensors)
         taps = NO_TAPS
         for taps_of in self._taps:

@@ -14,10 +14,10 @@ from torch import Tensor
 from raycore.decoder.network import Network
 from raycore.messages import StepPlan, StepResult
 from raycore.parallel.links import Link
+from raycore.parts.hidden_states.runner import ReturnedStates
 from raycore.profile_session import ProfiledParts
 from raycore.runner.heads import Head
 from raycore.runner.launched_step import LaunchedStep
-from raycore.runner.returned_states import ReturnedStates
 from raycore.runner.rows import ALL_ROWS, StepRows
 from raycore.sampling.logprobs import TokenLogprobsDownload
 from raycore.sampling.sampler import SampledTokens, Sampler, rows_at_a_time
@@ -88,12 +88,14 @@ class SamplingHead(Head):
         has_logprobs = self._prompt_logprobs and not self._prompt_logprobs.keys().isdisjoint(step.slots.tolist())
         return bool(has_logprobs) or self._returned_states.wants_prompts(step.slots)
 
-    def take(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
+    def take(
+        self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep, *, has_all: bool
+    ) -> None:
         """Sample. Adds tokens, log probabilities and returned states to `launched`."""
-        wants_all, hidden_TD = self.wants_all_rows(step), None
-        if wants_all or self._rows.is_divided:
+        hidden_TD = None
+        if has_all:
             hidden = self._rows.gather(hidden)
-            hidden_TD = hidden if wants_all else None
+            hidden_TD = hidden if self.wants_all_rows(step) else None
             if tensors.sampled_rows_R is not None:
                 hidden = hidden.index_select(0, tensors.sampled_rows_R)
         if hidden_TD is not None:

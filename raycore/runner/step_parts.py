@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from raycore.decoder.network import Network
 from raycore.messages import StepPlan, StepResult
 from raycore.parallel.returned_tokens import TokenReceiver
@@ -9,7 +11,6 @@ from raycore.parts.adapters.layers import AdapterRows
 from raycore.parts.experts.parallel import ExpertParallel
 from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
-from raycore.runner.heads import Head
 from raycore.runner.part import RunnerPart
 from raycore.runner.rows import StepRows
 from raycore.step.batch import StepInputs
@@ -52,10 +53,17 @@ class ReturnedTokens(RunnerPart):
 class Lockstep(RunnerPart):
     """Has all engines that share experts run every step together."""
 
-    def __init__(self, experts: ExpertParallel, network: Network, head: Head, threads: ComputeThreads) -> None:
+    def __init__(
+        self,
+        experts: ExpertParallel,
+        network: Network,
+        wants_all: Callable[[StepInputs], bool],
+        threads: ComputeThreads,
+    ) -> None:
+        """`wants_all`: whether the last layer computes all rows of a step."""
         self._experts = experts
         self._network = network
-        self._head = head
+        self._wants_all = wants_all
         self._threads = threads
 
     def begin(self, plan: StepPlan, step: StepInputs, tensors: StepTensors, result: StepResult) -> None:
@@ -64,7 +72,7 @@ class Lockstep(RunnerPart):
         If only other engines have tokens, runs this rank's experts for them.
         """
         num_tokens = len(step.positions)
-        num_kept = num_tokens if self._head.wants_all_rows(step) else len(step.sampled)
+        num_kept = num_tokens if self._wants_all(step) else len(step.sampled)
         result.is_anyone_busy = self._experts.begin(num_tokens, num_kept)
         if result.is_anyone_busy and not len(step.slots):
             self._threads.begin_layers(self._network, self._experts.num_tokens)

@@ -198,8 +198,8 @@ class SchedulerPart:
 
     # ---- a step's result
 
-    def result_arrived(self, step: int, result: StepResult) -> None:
-        """Take in a step's result before the requests do."""
+    def result_arrived(self, step: InFlight, result: StepResult) -> None:
+        """Take in a step's result before the requests do. A part may change what is reported under its name."""
 
     def result_applied(self, step: InFlight, result: StepResult, outputs: StepOutputs) -> None:
         """Take in a step's result after the requests, and add to the step's outputs."""

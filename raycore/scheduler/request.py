@@ -117,8 +117,6 @@ class Request:
     connector."""
     num_prompt_logprobs: int = 0
     """The prompt logprobs of positions below this have been sent."""
-    num_prompt_states: int = 0
-    """The prompt's hidden states of positions below this have been sent."""
 
     @property
     def reads_prefix_cache(self) -> bool:

@@ -492,7 +492,7 @@ class Scheduler:
         assert step.step == plan.step == result.step, (step.step, plan.step, result.step)
         table = self._slots
         for result_arrived in self._hooks.result_arrived:
-            result_arrived(step.step, result)
+            result_arrived(step, result)
         new = step.new_tokens(result, table)
         ends = step.find_ends(result, new, table)
         if ends and step.has_drafts:

@@ -257,15 +257,14 @@ class InFlight:
         return slots[table.generation[slots] == self.batch.generations[self.drafted]]
 
     def add_extras(self, outputs: StepOutputs, result: StepResult, new: NewTokens, table: SlotTable) -> None:
-        """Add to `outputs` the started requests that weren't aborted, the logprobs and hidden states of the tokens in
-        `new`, and those of prompts, and results of pooling."""
+        """Add to `outputs` the started requests that weren't aborted, the logprobs of the tokens in `new` and those of
+        prompts, results of pooling, and what parts report."""
         for request, num_cached, num_external in self.started:
             if not request.is_aborted:
                 outputs.started.append((request.seq_id, num_cached))
                 if num_external:
                     outputs.external.append((request.seq_id, num_external))
         outputs.logprobs += self._of_tokens(result.logprobs, new)
-        outputs.hidden_states += self._of_tokens(result.hidden_states, new)
         outputs.pooled += self._of_tokens(result.pooled, new)
         # after a preemption the prompt is computed again: skip what was already sent
         for row, first, entries in result.prompt_logprobs:
@@ -273,11 +272,10 @@ class InFlight:
             if request is not None and request.num_prompt_logprobs < first + len(entries):
                 sent, request.num_prompt_logprobs = request.num_prompt_logprobs, first + len(entries)
                 outputs.prompt_logprobs.append((request.seq_id, max(first, sent), entries[max(0, sent - first) :]))
-        for row, first, states in result.prompt_hidden_states:
+        for row, report in result.reports:
             request = self.live_request(row, table)
-            if request is not None and request.num_prompt_states < first + len(states):
-                sent, request.num_prompt_states = request.num_prompt_states, first + len(states)
-                outputs.prompt_hidden_states.append((request.seq_id, max(first, sent), states[max(0, sent - first) :]))
+            if request is not None:
+                outputs.reports.append((request.seq_id, report))
 
     def _of_tokens(self, entries: list[tuple[int, _EntryT]], new: NewTokens) -> Iterator[tuple[int, _EntryT]]:
         """Yield (seq_id, entry) for those entries of a result, by row, that are for the tokens in `new`."""

@@ -84,6 +84,7 @@ class WorkerHooks:
         parts = list(parts)
         self.prepare_cache = overridden(parts, WorkerPart.prepare_cache)
         self.around_attention = overridden(parts, WorkerPart.around_attention)
+        self.runner_parts = overridden(parts, WorkerPart.runner_parts)
         self.acts_in_layers = overridden(parts, WorkerPart.acts_in_layers)
         self.warmed_up = overridden(parts, WorkerPart.warmed_up)
         self.begin = overridden(parts, WorkerPart.begin)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from raycore.attention.spec import Attention
+    from raycore.runner.part import RunnerPart
     from raycore.worker.core import WorkerCore
 
 CalledT = TypeVar("CalledT", bound=Callable[..., Any])
@@ -63,6 +64,10 @@ class WorkerPart:
             num_blocks: the number of its blocks.
         """
         return attention
+
+    def runner_parts(self) -> Sequence[RunnerPart]:
+        """Return what takes part in the steps of the runner, which is being made."""
+        return ()
 
     def acts_in_layers(self) -> bool:
         """Whether the part does something between a step's layers, which a CUDA graph couldn't do again."""

@@ -71,6 +71,7 @@ def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
             *map(PlanFollower, followers),
             *_adapted_rows(core, batch, rows),
             *_returned_tokens(core, batch),
+            *(part for runner_parts in core.hooks.runner_parts for part in runner_parts()),
         ],
     )
     if groups.experts is not None:

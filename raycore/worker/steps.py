@@ -21,7 +21,7 @@ class WorkerTimes(NamedTuple):
 
 
 class Unreported:
-    """A pending step whose result another worker reports."""
+    """A pending step whose tokens another worker reports."""
 
     def __init__(self, step: Pending[StepResult]) -> None:
         self._step = step
@@ -30,7 +30,11 @@ class Unreported:
         """Whether `result()` would return at once."""
         return self._step.done()
 
-    def result(self, timeout: float | None = None) -> None:
-        """Wait for the step's end. Raises TimeoutError if it takes longer than `timeout` seconds."""
-        # the worker itself needs the result: its grammars follow the tokens
-        self._step.result(timeout)
+    def result(self, timeout: float | None = None) -> StepResult | None:
+        """Wait for what this worker's parts report. None: nothing.
+
+        Raises:
+            TimeoutError: the step takes longer than `timeout` seconds.
+        """
+        result = self._step.result(timeout)  # the worker itself needs it: its grammars follow the tokens
+        return StepResult(result.step, reports=result.reports) if result.reports else None

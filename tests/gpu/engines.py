@@ -144,9 +144,8 @@ class Answer:
     token_ids: list[int] = field(default_factory=list[int])
     logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list[TokenLogprobs])
-    hidden_states: list[bytes] = field(default_factory=list[bytes])
-    """float32[D] each: those that tokens were sampled from."""
-    prompt_hidden_states: list[bytes] = field(default_factory=list[bytes])
+    states: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """By position: float32[D], the final hidden state."""
 
 
 def make_core(path: Path, device: Device, **options: Any) -> EngineCore:
@@ -195,10 +194,10 @@ def generate(core: EngineCore, asked: Sequence[tuple[list[int], SamplingParams]]
             answers[seq_id].logprobs.append(entry)
         for seq_id, _, entries in outputs.prompt_logprobs:
             answers[seq_id].prompt_logprobs += entries
-        for seq_id, state in outputs.hidden_states:
-            answers[seq_id].hidden_states.append(state)
-        for seq_id, _, states in outputs.prompt_hidden_states:
-            answers[seq_id].prompt_hidden_states += states
+        for seq_id, report in outputs.reports:
+            size = len(report.data) // report.num_tokens
+            rows = [report.data[start : start + size] for start in range(0, len(report.data), size)]
+            answers[seq_id].states |= dict(enumerate(rows, start=report.position))
         refused = [each for each in outputs.finished if each.finish_reason in ("error", "failed")]
         assert not refused, f"requests failed: {refused}"
     return answers

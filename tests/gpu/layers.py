@@ -85,7 +85,7 @@ def _hidden_states(checks: Checks, family: str, device: Device) -> NDArray[np.fl
     options = {"attention_backend": "torch"} if device == "cpu" else {}
     with engine(checks.checkpoint(family), device, max_num_batched_tokens=32, **options) as core:
         answers = generate(core, [(prompt, params) for prompt in prompts()])
-    states = [state for each in answers for state in (*each.prompt_hidden_states, *each.hidden_states)]
+    states = [state for each in answers for state in (each.states[position] for position in sorted(each.states))]
     return np.stack([np.frombuffer(state, np.float32) for state in states])
 
 

@@ -90,6 +90,8 @@ def run(
         request.seq_id: {"tokens": [], "logprobs": [], "values": [], "prompt_logprobs": [], "end": None}
         for request in requests
     }
+    states: dict[int, dict[int, float]] = {seq_id: {} for seq_id in outputs}
+    """By position: a number that differs from hidden state to hidden state."""
     most_in_flight = 0
     for request in requests:
         request.lora = adapters[request.seq_id % len(adapters)]
@@ -108,11 +110,10 @@ def run(
         for seq_id, position, entries in step.prompt_logprobs:
             assert position == len(outputs[seq_id]["prompt_logprobs"]) + 1
             outputs[seq_id]["prompt_logprobs"] += [entry.token_ids for entry in entries]
-        for seq_id, position, states in step.prompt_hidden_states:
-            assert position == len(outputs[seq_id]["values"])
-            outputs[seq_id]["values"] += [_number_of(state) for state in states]
-        for seq_id, state in step.hidden_states:
-            outputs[seq_id]["values"].append(_number_of(state))
+        for seq_id, report in step.reports:
+            each_state = np.frombuffer(report.data, np.float32).reshape(report.num_tokens, -1)
+            for position, state in enumerate(each_state, start=report.position):
+                states[seq_id].setdefault(position, float(state.std()))
         for end in step.finished:
             outputs[end.seq_id]["end"] = end[1:]
         core.abort([i for i, num in aborted_at.items() if len(outputs[i]["tokens"]) >= num and not outputs[i]["end"]])
@@ -120,19 +121,15 @@ def run(
     assert most_in_flight == config.max_steps_in_flight
     load = core.load()
     core.shutdown()
-    check_states(requests, outputs)
+    for request in requests:
+        output, own = outputs[request.seq_id], states[request.seq_id]
+        output["values"] += [own[position] for position in positions_with_states(request, len(output["tokens"]))]
     return outputs, load
 
 
-def check_states(requests: Sequence[EngineRequest], outputs: dict[int, Any]) -> None:
-    """Check that requests that asked for hidden states, without log probabilities, have one for each token."""
-    for request in requests:
-        params, output = request.params, outputs[request.seq_id]
-        if params.logprobs is None:
-            num_prompt = len(request.prompt_token_ids) * params.return_prompt_hidden_states
-            assert len(output["values"]) == num_prompt + len(output["tokens"]) * params.return_hidden_states
-
-
-def _number_of(state: bytes) -> float:
-    """Return a number that differs from state to state."""
-    return float(np.frombuffer(state, np.float32).std())
+def positions_with_states(request: EngineRequest, num_output: int) -> range:
+    """Those at which the request gets hidden states: of its prompt, and those that output tokens are sampled from."""
+    num_prompt, params = len(request.prompt_token_ids), request.params
+    end = num_prompt + num_output - 1 if params.return_hidden_states else num_prompt
+    start = 0 if params.return_prompt_hidden_states else num_prompt - params.return_hidden_states
+    return range(start, end)

@@ -37,9 +37,11 @@ class PoolingHead(Head):
             return to_device(step.first_rows, tensors.slots_T.device)
         return tensors.sampled_rows_R
 
-    def take(self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep) -> None:
+    def take(
+        self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep, *, has_all: bool
+    ) -> None:
         """Pool. Each result comes with a token, which means nothing."""
-        hidden_TD = hidden if self.wants_all_rows(step) else None
+        hidden_TD = hidden if has_all else None
         kept = None if hidden_TD is None else self.kept_rows(step, tensors)
         if kept is not None:
             hidden = hidden.index_select(0, kept)

@@ -10,7 +10,8 @@ import numpy as np
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.errors import InvalidRequest
-from raycore.messages import NewRequest, StepPlan, StepResult, TokenLogprobs
+from raycore.messages import NewRequest, StepPlan, StepResult, TokenLogprobs, TokenReport
+from raycore.parts.hidden_states.values import NAME as HIDDEN_STATES
 from raycore.runner.launched_step import verify
 from raycore.step.batch import SlotBatch, StepInputs
 from raycore.step.features import SlotFeatures
@@ -186,7 +187,9 @@ class Runner:
                 (entry,) = self._logprobs(own, ids_R[row : row + 1], params.logprobs)
                 result.logprobs.append((index, entry))
             if params.return_hidden_states:
-                result.hidden_states.append((index, sampling.hidden_bytes(own[0])))
+                position = int(step.next_positions[row]) - 1
+                report = TokenReport(HIDDEN_STATES, position, 1, sampling.hidden_bytes(own[0]))
+                result.reports.append((index, report))
 
     def _report_prompts(self, step: StepInputs, hidden_T: Words, result: StepResult) -> None:
         """Add what requests want to know of their prompts' tokens."""
@@ -207,7 +210,8 @@ class Runner:
                         result.prompt_logprobs.append((index, start + 1, entries))
                 if params.return_prompt_hidden_states:
                     own = hidden_T[row : row + min(count, num_prompt - start)]
-                    result.prompt_hidden_states.append((index, start, [sampling.hidden_bytes(each) for each in own]))
+                    states = b"".join(sampling.hidden_bytes(each) for each in own)
+                    result.reports.append((index, TokenReport(HIDDEN_STATES, start, len(own), states)))
             row += count
 
     def _logprobs(self, hidden_R: Words, chosen_R: model.Ints, num_best: int) -> list[TokenLogprobs]:

@@ -197,26 +197,6 @@ def test_logprobs_are_by_token_with_text_and_rank(assembler, tokenizer):
     assert [sorted(p) for p in output.prompt_logprobs[1:]] == [sorted([6, b])] * 2
 
 
-def test_hidden_states_are_put_together(assembler, tokenizer):
-    (a,) = tokenizer.encode("a")
-    add(assembler, [1], return_hidden_states=True, return_prompt_hidden_states=True, stream=True)
-    add(assembler, [2], request_id="without")
-    states = [np.full(3, number, np.float32) for number in range(6)]
-    num_prompt = len(assembler._requests["r"].prompt_token_ids)
-    of_prompt = [states[i % 6].tobytes() for i in range(num_prompt)]
-    parts = {"hidden_states": [(1, states[4].tobytes())], "prompt_hidden_states": [(1, 0, of_prompt[:1])]}
-    (update,) = assembler.process(batch([(1, a), (2, a)], **parts)).updates
-    assert update.output.prompt_hidden_states is None, "some are missing"
-    assert update.output.outputs[0].hidden_states.tolist() == [[4.0] * 3]
-    # a rank that continues the request sends what this client has already
-    parts = {"hidden_states": [(1, states[5].tobytes())], "prompt_hidden_states": [(1, 0, of_prompt)]}
-    (update,) = assembler.process(batch([(1, a)], [(1, "length")], **parts)).updates
-    assert update.output.outputs[0].hidden_states.tolist() == [[4.0] * 3, [5.0] * 3]
-    assert [row.tobytes() for row in update.output.prompt_hidden_states] == of_prompt
-    (update,) = assembler.process(batch([(2, a)], [(2, "length")])).updates
-    assert update.output.prompt_hidden_states is update.output.outputs[0].hidden_states is None
-
-
 @pytest.mark.parametrize(("reason", "kind"), [("error", InvalidRequest), ("failed", RequestFailed)])
 def test_an_error_ends_the_whole_request(assembler, reason, kind):
     add(assembler, [1, 2])

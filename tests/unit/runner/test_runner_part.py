@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Container
 from typing import Any
 
 import pytest
 from small_model import BLOCK_SIZE, NUM_BLOCKS, make_runner, new_request, plan, tokens_of
 
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import StepPlan, StepResult, TokenReport
 from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter, Drafting
 from raycore.parts.pooling.runner import PoolingHead
 from raycore.runner.heads import Head, NextStage
-from raycore.runner.part import PlanFollower, RunnerPart
+from raycore.runner.part import PlanFollower, RunnerPart, StepExtra
 from raycore.runner.sampling_head import SamplingHead
 from raycore.runner.sources import Source, StageBefore, Tokens, TokensWithImages
 from raycore.runner.step_parts import AdaptedRows, Lockstep, ReturnedTokens
@@ -65,14 +66,23 @@ class Noting(RunnerPart):
     def begin(self, plan: StepPlan, step: Any, tensors: Any, result: StepResult) -> None:
         self.calls.append(("begin", len(step.positions)))
 
+    def wants_all_rows(self, step: Any) -> bool:
+        self.calls.append(("wants_all_rows", len(step.positions)))
+        return False
+
     def begin_forward(self, step: Any, tensors: Any) -> None:
         self.calls.append(("begin_forward", len(step.positions)))
 
     def taps(self, step: Any) -> Any:
         return {1: lambda hidden_TD: self.calls.append(("layer", len(hidden_TD)))}
 
-    def end_forward(self, step: Any, tensors: Any) -> None:
+    def end_forward(self, step: Any, tensors: Any, extras: list[StepExtra]) -> None:
         self.calls.append(("end_forward", len(step.sampled)))
+        extras.append(self)
+
+    def add_to(self, result: StepResult, step: Any, kept: Container[int]) -> None:
+        """As a `StepExtra`: report the step's first position, and whether its first new token is kept."""
+        result.reports.append((0, TokenReport("noting", int(step.starts[0]), 1, bytes([0 in kept]))))
 
     def received(self, step: Any, rows: Any) -> None:
         self.calls.append(("received", int(rows[-1])))
@@ -88,13 +98,20 @@ def test_hooks_are_called_in_their_order() -> None:
     expected = make_runner()
     request = new_request(0, [5, 80, 33], list(range(NUM_BLOCKS // BLOCK_SIZE)))
     plans = [plan([0], [3], new_requests=[request]), plan([0]), StepPlan(7, freed_slots=[0])]
+    reports: list[list[tuple[int, TokenReport]]] = []
     for each in plans:
-        assert tokens_of(runner.execute(each)) == tokens_of(expected.execute(each))
+        result = runner.execute(each)
+        assert tokens_of(result) == tokens_of(expected.execute(each))
+        reports.append(result.reports)
     runner.finish()
     steps = [
-        [("apply", 0), ("begin", n), ("begin_forward", n), ("layer", n), ("end_forward", 1), ("received", n - 1)]
+        [
+            *(("apply", 0), ("begin", n), ("wants_all_rows", n), ("begin_forward", n), ("layer", n)),
+            *(("end_forward", 1), ("received", n - 1)),
+        ]
         for n in (3, 1)
     ]
+    assert reports == [[(0, TokenReport("noting", first, 1, b"\x01"))] for first in (0, 3)] + [[]]
     assert part.calls == [*steps[0], *steps[1], ("apply", 7), ("begin", 0), ("finish", 0)]
 
 

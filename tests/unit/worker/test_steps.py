@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,21 +11,22 @@ from caches import cache_of
 from test_setup import make
 from test_worker import start
 
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import StepPlan, StepResult, TokenReport
 from raycore.worker.steps import Unreported, WorkerTimes
 from raycore.worker.warm_up import warm_up_plans
 
 
 class Step:
-    def __init__(self) -> None:
+    def __init__(self, reports: Sequence[tuple[int, TokenReport]] = ()) -> None:
         self.timeouts: list[float | None] = []
+        self.reports = list(reports)
 
     def done(self) -> bool:
         return bool(self.timeouts)
 
     def result(self, timeout: float | None = None) -> StepResult:
         self.timeouts.append(timeout)
-        return StepResult(0)
+        return StepResult(5, b"tokens", reports=self.reports)
 
 
 def test_a_worker_that_does_not_report_waits_for_its_step_and_returns_no_result() -> None:
@@ -34,6 +36,11 @@ def test_a_worker_that_does_not_report_waits_for_its_step_and_returns_no_result(
     assert pending.result(3.0) is None
     assert step.timeouts == [3.0]
     assert pending.done()
+
+
+def test_a_worker_whose_parts_report_returns_only_that() -> None:
+    reports = [(0, TokenReport("a", 3, 1, b"1"))]
+    assert Unreported(Step(reports)).result() == StepResult(5, reports=reports)
 
 
 def test_step_times_are_added_up() -> None:

@@ -15,7 +15,7 @@ from raycore.decoder.network import Taps
 from raycore.messages import StepPlan
 from raycore.parts.drafts.runner.rows import DraftRows
 from raycore.profile_session import ProfiledParts
-from raycore.runner.part import RunnerPart
+from raycore.runner.part import RunnerPart, StepExtra
 from raycore.sampling.sampler import Sampler
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.copies import Download
@@ -100,7 +100,7 @@ class Drafter(Drafting):
     def taps(self, step: StepInputs) -> Taps:
         return self.network.taps
 
-    def end_forward(self, step: StepInputs, tensors: StepTensors) -> None:
+    def end_forward(self, step: StepInputs, tensors: StepTensors, extras: list[StepExtra]) -> None:
         self.network.sync(step, tensors)
 
     def received(self, step: StepInputs, rows: Ints) -> None:

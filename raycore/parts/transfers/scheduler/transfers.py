@@ -353,10 +353,10 @@ class Transfers(SchedulerPart):
         for arguments in stored:
             self.connector.blocks_stored(*arguments)
 
-    def result_arrived(self, step: int, result: StepResult) -> None:
+    def result_arrived(self, step: InFlight, result: StepResult) -> None:
         """Apply what workers' connectors report with a step."""
         report, view = result.transfer, self._view
-        arrived, failures, others = self.settle(step, [] if report is None else report.failed_blocks)
+        arrived, failures, others = self.settle(step.step, [] if report is None else report.failed_blocks)
         if others:
             self._lose_blocks(others)
         view.publish([load.slot for load in arrived if self._slots.generation[load.slot] == load.generation])

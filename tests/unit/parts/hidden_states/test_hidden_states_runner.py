@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from families import auto_class, make_checkpoint, prompts
+from numpy.typing import NDArray
 from transformers import AutoConfig
 
 from raycore.config import resolve
@@ -40,8 +41,7 @@ def test_hidden_states_are_those_of_transformers(options: dict[str, Any], tmp_pa
     core = EngineCore(config, InlineExecutor(config, RankIdentity(0, 1)))
     texts = [prompt[:12] for prompt in prompts()[:4]]
     tokens: list[list[int]] = [[] for _ in texts]
-    of_prompts: list[list[bytes]] = [[] for _ in texts]
-    of_outputs: list[list[bytes]] = [[] for _ in texts]
+    states: list[dict[int, NDArray[np.float32]]] = [{} for _ in texts]
     for seq_id, text in enumerate(texts):
         core.submit(EngineRequest(seq_id, str(seq_id), text, PARAMS, seed=0))
     while core.has_work():
@@ -50,16 +50,13 @@ def test_hidden_states_are_those_of_transformers(options: dict[str, Any], tmp_pa
             continue
         for seq_id, token in zip(step.seq_ids.tolist(), step.token_ids.tolist(), strict=True):
             tokens[seq_id].append(token)
-        for seq_id, first, states in step.prompt_hidden_states:
-            assert first == len(of_prompts[seq_id])
-            of_prompts[seq_id] += states
-        for seq_id, state in step.hidden_states:
-            of_outputs[seq_id].append(state)
+        for seq_id, (part, first, num_tokens, data) in step.reports:
+            assert part == "hidden_states"
+            states[seq_id] |= dict(enumerate(np.frombuffer(data, np.float32).reshape(num_tokens, -1), start=first))
     assert (core.load().num_preemptions > 0) == ("num_gpu_blocks_override" in options)
     core.shutdown()
-    for text, output, *found in zip(texts, tokens, of_prompts, of_outputs, strict=True):
+    for text, output, found in zip(texts, tokens, states, strict=True):
         with torch.inference_mode():
             expected = network(torch.tensor([text + output[:-1]]), output_hidden_states=True).hidden_states[-1][0]
-        of_prompt, of_output = (np.stack([np.frombuffer(each, np.float32) for each in states]) for states in found)
-        np.testing.assert_allclose(of_prompt, expected[: len(text)], atol=1e-4)
-        np.testing.assert_allclose(of_output, expected[len(text) - 1 :], atol=1e-4)
+        assert found.keys() == set(range(len(text) + NUM_NEW_TOKENS - 1))
+        np.testing.assert_allclose([found[position] for position in sorted(found)], expected, atol=1e-4)

@@ -9,10 +9,10 @@ from collections.abc import Container
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import StepPlan, StepResult, TokenReport
+from raycore.parts.hidden_states.values import NAME
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.copies import Download, to_device
 
@@ -23,8 +23,6 @@ class StatesDownload:
 
     sampled: Ints
     """For each new token whose state is returned, ascending: its index in `StepInputs.sampled`."""
-    slot_indexes: Ints
-    """For each of these: the index of its slot in `StepInputs.slots`."""
     states: Download
     """float32[len(sampled), D]"""
     prompts: list[tuple[int, int, Download]] = field(default_factory=list[tuple[int, int, Download]])
@@ -36,11 +34,13 @@ class StatesDownload:
         `kept`: which of the new tokens, as indexes in `StepInputs.sampled`, their requests get.
         """
         (states,) = self.states.arrays()
-        rows = zip(self.sampled.tolist(), self.slot_indexes.tolist(), _each(states), strict=True)
-        result.hidden_states = [(index, state) for row, index, state in rows if row in kept]
+        for row, state in zip(self.sampled.tolist(), states, strict=True):
+            if row in kept:
+                position = int(step.next_positions[row]) - 1
+                result.reports.append((int(step.sampled[row]), TokenReport(NAME, position, 1, state.tobytes())))
         for index, first, download in self.prompts:
             (states,) = download.arrays()
-            result.prompt_hidden_states.append((index, first, _each(states)))
+            result.reports.append((index, TokenReport(NAME, first, len(states), states.tobytes())))
 
 
 class ReturnedStates:
@@ -80,7 +80,7 @@ class ReturnedStates:
             return None
         sampled = np.flatnonzero(np.isin(step.sampled_slots, list(self._of_output)))
         own_RD = hidden_RD[:0] if not len(sampled) else hidden_RD.index_select(0, to_device(sampled, hidden_RD.device))
-        download = StatesDownload(sampled, step.sampled[sampled], Download([own_RD.float()]))
+        download = StatesDownload(sampled, Download([own_RD.float()]))
         if hidden_TD is not None:
             first_rows = step.first_rows
             for index, slot in enumerate(step.slots.tolist()):
@@ -90,8 +90,3 @@ class ReturnedStates:
                     row = int(first_rows[index])
                     download.prompts.append((index, first, Download([hidden_TD[row : row + num].float()])))
         return download
-
-
-def _each(states: NDArray[np.generic]) -> list[bytes]:
-    """Return each row's bytes."""
-    return [row.tobytes() for row in states]

@@ -1,0 +1,14 @@
+"""Makes what adds to outputs from the engine's configuration, one line for each capability."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from raycore.client.part import OutputPart
+from raycore.config import EngineConfig
+from raycore.parts.hidden_states.client import HiddenStates
+
+
+def make_output_parts(config: EngineConfig) -> Iterator[OutputPart]:
+    """Yield what an engine's clients have."""
+    yield HiddenStates()

@@ -1,0 +1,1 @@
+"""Final hidden states, returned with outputs."""
