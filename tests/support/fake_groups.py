@@ -92,7 +92,7 @@ class FakeGroups:
                 if self.clock.now_s() >= until_s:
                     raise PlacementShortage(shortage.table, f"Waited {timeout_s:g} s") from None
                 on_wait(shortage.table, until_s - self.clock.now_s())
-            self.clock.let_pass(0.05)
+            self.clock.let_pass(0.25)  # as often as the function itself, once it has waited for a second
         made = [FakeGroup(name, list(plan.node_ids)) for name, plan in zip(names, plans, strict=True)]
         self.standing += made
         return made

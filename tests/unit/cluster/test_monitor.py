@@ -100,7 +100,7 @@ def lose_node(engine: Any, dp_rank: int) -> None:
 def test_a_shortage_is_logged_with_its_rank_and_the_ranks_that_serve_and_then_rarely(start, caplog):
     engine = start(nodes={DRIVER: 1, "other": 1})
     lose_node(engine, 1)
-    engine.clock.let_pass(3600.0)
+    engine.clock.let_pass(2000.0)
     shortages = [message for message in caplog.messages if not message.startswith("dp_rank 1 ended")]
     assert len(shortages) == 3, "at once, after 10 minutes and after 20 more"
     first, *_ = shortages[0].splitlines()
@@ -122,9 +122,10 @@ def test_a_shortage_is_logged_again_when_the_nodes_change(start, caplog):
 
 
 def test_a_rank_without_room_is_not_given_up_while_others_serve_and_starts_when_there_is_room(start, caplog):
-    engine = start(nodes={DRIVER: 1, "other": 1}, recovery=LIMITS | {"placement_timeout_s": 5.0})
+    limits = LIMITS | {"placement_timeout_s": 5.0, "restart_window_s": 100.0}
+    engine = start(nodes={DRIVER: 1, "other": 1}, recovery=limits)
     lose_node(engine, 1)
-    engine.clock.let_pass(5000.0)
+    engine.clock.let_pass(500.0)  # five times the window in which the restarts would be used up
     watched = engine.supervisor.watches()[1]
     assert not watched.has_given_up
     assert "each rank needs 1 worker of CPU 1" in watched.shortage
