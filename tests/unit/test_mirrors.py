@@ -37,7 +37,7 @@ ELSEWHERE = {
 }
 """What tests a module that has no mirror, by how its path in `raycore` begins: the first that fits."""
 
-MAX_ELSEWHERE = 500
+MAX_ELSEWHERE = 490
 """How many modules have no mirror. A new module gets one; whoever moves tests to their mirrors lowers the number."""
 
 
