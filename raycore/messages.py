@@ -420,7 +420,7 @@ class LoadView(msgspec.Struct, frozen=True, array_like=True):
 NO_LOAD = LoadView(0, 0, 0.0)
 
 
-class SequenceNews(msgspec.Struct, array_like=True):
+class SequenceEvents(msgspec.Struct, array_like=True):
     """Events of sequences, except new tokens.
 
     Every field is a list of tuples that begin with a seq_id. `append`, `clients` and `entries_of` handle all fields
@@ -455,23 +455,23 @@ class SequenceNews(msgspec.Struct, array_like=True):
     preempted: list[tuple[int]] = []
     """(seq_id,) for each preemption of a request."""
 
-    def append(self, later: SequenceNews) -> None:
+    def append(self, later: SequenceEvents) -> None:
         """Add the entries of `later`. Ignores fields that only a subclass has."""
-        for field in SequenceNews.__struct_fields__:
+        for field in SequenceEvents.__struct_fields__:
             entries = getattr(later, field)
             if entries:
                 getattr(self, field).extend(entries)
 
     def clients(self) -> set[int]:
         """The indices of the clients whose sequences have an entry."""
-        fields = SequenceNews.__struct_fields__
+        fields = SequenceEvents.__struct_fields__
         return {client_of(entry[0]) for field in fields for entry in getattr(self, field)}
 
     def entries_of(self, client: int) -> dict[str, Any]:
         """For each field: those of its entries that are about sequences of this client."""
         return {
             field: [entry for entry in getattr(self, field) if client_of(entry[0]) == client]
-            for field in SequenceNews.__struct_fields__
+            for field in SequenceEvents.__struct_fields__
         }
 
 
@@ -486,7 +486,7 @@ class CacheChanges(msgspec.Struct, array_like=True):
     """If `is_whole`: what digests begin with. See `raycore.parts.transfers.connectors.identity`."""
 
 
-class OutputBatch(SequenceNews, array_like=True):
+class OutputBatch(SequenceEvents, array_like=True):
     """One message to one client: its sequences' new tokens, in the order of generation, and their events.
 
     A batch may have no tokens or events: its load then tells the client about other clients' requests.

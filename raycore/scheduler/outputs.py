@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from raycore.messages import FIRST_WEIGHTS, OutputBatch, SequenceNews, WeightVersion, client_of
+from raycore.messages import FIRST_WEIGHTS, OutputBatch, SequenceEvents, WeightVersion, client_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-class StepOutputs(SequenceNews, eq=False):
+class StepOutputs(SequenceEvents, eq=False):
     """One step's outputs. The arrays are read-only, because the scheduler may still use them."""
 
     seq_ids: NDArray[np.int64] = np.empty(0, np.int64)

@@ -11,7 +11,7 @@ from waiting import LONG_S
 
 from raycore.engine.mailbox import Abort, Mailbox, Utility
 from raycore.errors import EngineDeadError
-from raycore.messages import FinishedRequest, LoadView, OutputBatch, Pooled, SequenceNews, TokenLogprobs, first_seq_id
+from raycore.messages import FinishedRequest, LoadView, OutputBatch, Pooled, SequenceEvents, TokenLogprobs, first_seq_id
 from raycore.scheduler.outputs import StepOutputs
 
 LOAD = LoadView(1, 2, 0.5)
@@ -85,7 +85,7 @@ def test_entries_of_several_steps_are_sent_in_the_order_of_the_steps():
 
 def entry_of(field: str, seq_id: int) -> tuple[Any, ...]:
     """What may stand in this field."""
-    (entry,) = get_args(get_type_hints(SequenceNews)[field])
+    (entry,) = get_args(get_type_hints(SequenceEvents)[field])
     if entry is FinishedRequest:
         return FinishedRequest(seq_id, "stop")
     values = {int: 1, float: 0.5, TokenLogprobs: TokenLogprobs([1], [-1.0], 1), list[TokenLogprobs]: []}
@@ -94,7 +94,7 @@ def entry_of(field: str, seq_id: int) -> tuple[Any, ...]:
     return seq_id, *(values[kind] for kind in get_args(entry)[1:])
 
 
-@pytest.mark.parametrize("field", SequenceNews.__struct_fields__)
+@pytest.mark.parametrize("field", SequenceEvents.__struct_fields__)
 def test_each_kind_of_entry_is_sent_only_to_the_client_of_its_sequence(field):
     mailbox = Mailbox()
     other = first_seq_id(1)
