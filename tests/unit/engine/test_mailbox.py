@@ -11,7 +11,16 @@ from waiting import LONG_S
 
 from raycore.engine.mailbox import Abort, Mailbox, Utility
 from raycore.errors import EngineDeadError
-from raycore.messages import FinishedRequest, LoadView, OutputBatch, Pooled, SequenceEvents, TokenLogprobs, first_seq_id
+from raycore.messages import (
+    FinishedRequest,
+    LoadView,
+    OutputBatch,
+    Pooled,
+    SequenceEvents,
+    TokenLogprobs,
+    TokenReport,
+    first_seq_id,
+)
 from raycore.scheduler.outputs import StepOutputs
 
 LOAD = LoadView(1, 2, 0.5)
@@ -90,7 +99,7 @@ def entry_of(field: str, seq_id: int) -> tuple[Any, ...]:
         return FinishedRequest(seq_id, "stop")
     values = {int: 1, float: 0.5, TokenLogprobs: TokenLogprobs([1], [-1.0], 1), list[TokenLogprobs]: []}
     values |= {bytes: b"12", list[bytes]: [b"34"], Pooled: Pooled(b"1234", [1]), list[str]: ["image"]}
-    values |= {dict[str, Any]: {"remote": 1}}
+    values |= {dict[str, Any]: {"remote": 1}, TokenReport: TokenReport("experts", 0, 1, b"5")}
     return seq_id, *(values[kind] for kind in get_args(entry)[1:])
 
 
