@@ -1,9 +1,8 @@
 """The engine of one data-parallel rank: schedules steps, executes them, and updates requests from the results.
 
 `EngineCore` connects a scheduler to an executor. What isn't part of a step is in collaborators: memory that sleeps
-(`rank_memory`), ranks that share experts (`expert_group`), and what clients call by name (`utilities`). What only some
-engines have, such as adapters, is in parts (`part`). `loop` and `lockstep` run it. This module imports neither Ray nor
-torch.
+(`rank_memory`), and what clients call by name (`utilities`). What else an engine can do, such as changing weights or
+adapters, is in parts (`part`). `loop` and `lockstep` run it. This module imports neither Ray nor torch.
 """
 
 from __future__ import annotations
@@ -23,16 +22,13 @@ from raycore.engine.cache_size import choose_cache
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.failed_step import describe_failed_step
 from raycore.engine.part import EngineHooks, Prepared
-from raycore.engine.parts import make_parts, make_shared
+from raycore.engine.parts import make_parts, make_shared, start_workers
 from raycore.engine.progress import LoopProgress
 from raycore.engine.rank_memory import RankMemory
 from raycore.engine.scheduling import make_scheduler
 from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
-from raycore.messages import EngineRequest, LoadView, StepPlan, StepResult
-from raycore.parts.experts.engine.expert_group import ExpertGroup
-from raycore.parts.transfers.connectors.identity import Identity
-from raycore.parts.weights.engine import RankWeights
+from raycore.messages import FIRST_WEIGHTS, EngineRequest, LoadView, StepPlan, StepResult
 from raycore.rpc.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.protocol import load_scheduler_class
@@ -93,11 +89,10 @@ class EngineCore:
         self.executor = executor
         self.timings_s: dict[str, float] = {}
         is_new = num_blocks is not None
-        identity = Identity(config)
         try:
             scheduler_class = load_scheduler_class(config.scheduler)  # fails before weights are loaded
-            with self._timed("workers_and_weights"), identity.reading():
-                executor.initialize(rendezvous, is_new=is_new)
+            with self._timed("workers_and_weights"):
+                identity = start_workers(config, executor, rendezvous, is_new=is_new)
             self.cache = self._start_cache() if num_blocks is None else choose_cache(config, executor, num_blocks)
             config = self.config = config.with_max_model_len(self.cache.layout.limits.max_model_len)
             shared = make_shared(config, self.cache, executor, dp_rank)
@@ -105,29 +100,28 @@ class EngineCore:
             executor.shutdown()
             raise
         self.scheduler = make_scheduler(scheduler_class, config, self.cache, shared)
-        self.parts = list(make_parts(config, executor, self.scheduler, shared))
+        self.progress = LoopProgress(executor.workers_answer)
+        self.version = FIRST_WEIGHTS
+        """Of the weights, as outputs say. Who changes them sets it."""
+        self.generation = 0
+        """The number of the present group of ranks that share experts, among all that there have been."""
+        self.parts = list(make_parts(self, shared, identity, is_new=is_new))
         """In the order in which their hooks are called."""
         self._hooks = EngineHooks(self.parts)
-        self._weights = RankWeights(executor, self.scheduler, identity)
-        self._memory = RankMemory(executor, self.scheduler, self._hooks, self.cache, config.executor.init_timeout_s)
-        self._group = ExpertGroup(executor, self.scheduler, self._memory, is_new=is_new)
-        self._progress = LoopProgress(executor.workers_answer)
+        self.memory = RankMemory(executor, self.scheduler, self._hooks, self.cache, config.executor.init_timeout_s)
         self.profile = EngineProfile(name, executor)
         self.profile.add(self, step="step", lockstep_step="step")
         self.profile.add(self.scheduler, schedule="schedule", update="update")
         num_blocks = self.cache.num_blocks
         self.utilities = Utilities(config, executor, self.scheduler, self.profile, num_blocks, self.load, self.parts)
-        self.utilities.functions |= {
-            "collective_rpc": self._weights.collective_rpc,
-            "take_weights": self._weights.take,
-            "update_weights": self.update_weights,
-        }
         self._in_flight: deque[_Step] = deque()
         """Oldest first."""
         self._arrived_s: dict[int, float] = {}
         """Arrival times by seq_id, of requests whose first step has no result yet."""
         self._is_paused = False
         """Whether no steps are planned."""
+        self._awaits_group = is_new
+        """Whether none are planned, because the group of ranks that share experts is about to change."""
         self._plan: StepPlan | None = None
         """The plan of the current step, which the log describes if the step fails. None before the plan is made."""
         self._finished_s = 0.0
@@ -199,7 +193,7 @@ class EngineCore:
         Returns None without waiting if no step is in flight, or if a step was started and another may be started before
         its result arrives.
         """
-        with self._reported(), self._progress.step():
+        with self._reported(), self.progress.step():
             started = self._start_step() if self._has_room() else None
             if started is not None:
                 self._in_flight.append(started)
@@ -217,7 +211,7 @@ class EngineCore:
         Returns: the step's outputs (None for a dummy step), and whether any of the engines that share experts had a
         token to compute.
         """
-        with self._reported(), self._progress.step():
+        with self._reported(), self.progress.step():
             started = self._start_step()
             self._between_steps()
             return (None, self.dummy_step()) if started is None else self._finish_step(started)
@@ -234,7 +228,7 @@ class EngineCore:
             RpcTimeout: the other engines didn't take part in time.
         """
         timeout_s = self.config.executor.execute_timeout_s if timeout_s is None else timeout_s
-        with self._progress.step():
+        with self.progress.step():
             return self.executor.execute_dummy_batch().result(timeout_s).is_anyone_busy
 
     def _has_room(self) -> bool:
@@ -264,7 +258,7 @@ class EngineCore:
             self._decode_s += (own_s - self._decode_s) * (_RECENT if self._decode_s else 1.0)
         self._finished_s = finished_s
         outputs = self.scheduler.update(step.plan, result)
-        outputs.duration_s, outputs.version = time.monotonic() - step.planned_s, self._weights.version
+        outputs.duration_s, outputs.version = time.monotonic() - step.planned_s, self.version
         self._note(outputs, step)
         return outputs, result.is_anyone_busy
 
@@ -323,22 +317,17 @@ class EngineCore:
 
     def step_age_s(self) -> float:
         """For how long this rank has made no progress, in seconds; 0 at rest. Any thread may ask."""
-        return self._progress.age_s()
+        return self.progress.age_s()
 
     @property
     def is_in_lockstep(self) -> bool:
         """Whether this rank runs every step together with others."""
-        return self.config.parallel.is_lockstep and not self._group.is_paused
-
-    @property
-    def generation(self) -> int:
-        """The number of the present group of ranks that share experts, among all that there have been."""
-        return self._group.generation
+        return self.config.parallel.is_lockstep and not self._awaits_group
 
     @property
     def _is_at_rest(self) -> bool:
         """Whether no steps are planned."""
-        return self._is_paused or self._group.is_paused
+        return self._is_paused or self._awaits_group
 
     # ---- changes between steps
 
@@ -361,24 +350,30 @@ class EngineCore:
         assert not (activity.is_paused and self._in_flight), "finish the steps in flight first"
         if clear_cache:
             self.scheduler.reset_prefix_cache(reset_running_requests=True)
-        with self._progress.long_work(), self._weights.between(self._memory.activity, activity):
-            self._memory.set_activity(activity)
+        with self.progress.long_work():
+            self.memory.set_activity(activity)
         self._is_paused = activity.is_paused
-
-    def update_weights(self, method: Any, args: tuple[Any, ...] = (), timeout: float | None = None) -> list[Any]:
-        """Call a method of the workers that changes their weights: see `Utilities.update_weights`."""
-        with self._progress.long_work(), self._weights.during(method, args) as told:
-            return self.utilities.update_weights(method, args, timeout, told)
 
     def pause_for_regrouping(self) -> None:
         """Plan no more steps until `regroup()`. Requests stay."""
-        self._group.pause()
+        self._awaits_group = True
 
     def regroup(self, regrouping: Regrouping, *, stays: bool) -> None:
-        """Join another group of ranks that share experts: see `ExpertGroup.change`. The rank must be paused for it."""
+        """Join another group of ranks that share experts, with the same requests, and go on.
+
+        All ranks that stay, come or leave must do this at the same time, while they are paused for it.
+
+        Args:
+            stays: whether this rank belongs to the new group. One that doesn't stays paused.
+
+        Raises: what a worker raised. The rank can't continue afterwards.
+        """
+        assert self._awaits_group, "pause_for_regrouping() comes first"
         assert not self._in_flight, "finish the steps in flight first"
         self.config = self.config.with_num_ranks(regrouping.num_ranks)
-        self._group.change(regrouping, self.config, stays=stays)
+        for regroup in self._hooks.regroup:
+            regroup(regrouping, stays=stays)
+        self.generation, self._awaits_group = regrouping.generation, not stays
 
     # ---- start and end
 

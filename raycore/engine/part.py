@@ -7,14 +7,33 @@ moments, in the order of its parts (`engine/parts.py`). What adds to the plannin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from raycore.hooks import overridden
 
 if TYPE_CHECKING:
+    from raycore.activity import Activity
+    from raycore.config import EngineConfig
+    from raycore.engine.progress import LoopProgress
+    from raycore.engine.rank_memory import RankMemory
+    from raycore.executor.base import Executor
     from raycore.kvcache.cache_log import CacheLog
-    from raycore.messages import EngineRequest, StepPlan
+    from raycore.messages import EngineRequest, StepPlan, WeightVersion
     from raycore.scheduler.outputs import StepOutputs
+    from raycore.scheduler.protocol import SchedulerProtocol
+    from raycore.worker.rank import Regrouping
+
+
+class PartedEngine(Protocol):
+    """An engine, as its parts know it: see `EngineCore`."""
+
+    config: EngineConfig
+    executor: Executor
+    scheduler: SchedulerProtocol
+    memory: RankMemory
+    progress: LoopProgress
+    version: WeightVersion
 
 
 class Prepared(NamedTuple):
@@ -101,6 +120,13 @@ class EnginePart:
     def wake(self, timeout_s: float) -> None:
         """Note that the weights are awake. What takes longer than `timeout_s` raises."""
 
+    def changing(self, before: Activity, after: Activity) -> AbstractContextManager[object]:
+        """Return what is around a change of the rank's activity, in which memory goes and returns."""
+        return nullcontext()
+
+    def regroup(self, regrouping: Regrouping, *, stays: bool) -> None:
+        """Join another group of ranks that share experts: see `EngineCore.regroup`. The configuration is its own."""
+
     def addresses(self) -> Sequence[str]:
         """Return how workers of other ranks reach those of this one, to read blocks."""
         return ()
@@ -131,4 +157,6 @@ class EngineHooks:
         self.idle = overridden(parts, EnginePart.idle)
         self.load = overridden(parts, EnginePart.load)
         self.sleep = overridden(parts, EnginePart.sleep)
+        self.changing = overridden(parts, EnginePart.changing)
+        self.regroup = overridden(parts, EnginePart.regroup)
         self.wake = overridden(parts, EnginePart.wake)

@@ -6,13 +6,27 @@ from collections.abc import Iterator
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
-from raycore.engine.part import EnginePart
+from raycore.engine.part import EnginePart, PartedEngine
 from raycore.engine.preparation import AdapterWaits, GrammarWaits, NoAdapters
 from raycore.engine.scheduling import Shared, make_speculation
 from raycore.engine.step_timing import SpeculationTiming
 from raycore.executor.base import Executor
+from raycore.parts.experts.engine.expert_group import ExpertGroup
 from raycore.parts.images.engine import FeatureInputs
-from raycore.scheduler.protocol import SchedulerProtocol
+from raycore.parts.transfers.connectors.identity import Identity
+from raycore.parts.weights.engine import RankWeights
+
+
+def start_workers(config: EngineConfig, executor: Executor, rendezvous: str | None, *, is_new: bool) -> Identity:
+    """Start the workers, which read the weights. Returns the identity of what they compute.
+
+    Raises:
+        InitializationError: a worker failed to start.
+    """
+    identity = Identity(config)
+    with identity.reading():
+        executor.initialize(rendezvous, is_new=is_new)
+    return identity
 
 
 def make_shared(config: EngineConfig, cache: KVCacheConfig, executor: Executor, dp_rank: int) -> Shared:
@@ -34,10 +48,16 @@ def make_shared(config: EngineConfig, cache: KVCacheConfig, executor: Executor, 
     return Shared(make_speculation(config, executor), connector, events)
 
 
-def make_parts(
-    config: EngineConfig, executor: Executor, scheduler: SchedulerProtocol, shared: Shared
-) -> Iterator[EnginePart]:
-    """Yield the parts, in the order in which their hooks are called."""
+def make_parts(engine: PartedEngine, shared: Shared, identity: Identity, *, is_new: bool) -> Iterator[EnginePart]:
+    """Yield the parts, in the order in which their hooks are called.
+
+    Args:
+        identity: of what the workers compute.
+        is_new: whether the rank has yet to join a group of ranks that share experts.
+    """
+    config, executor, scheduler = engine.config, engine.executor, engine.scheduler
+    yield RankWeights(engine, identity)
+    yield ExpertGroup(engine, is_new=is_new)
     yield GrammarWaits(executor)
     if config.lora.enable_lora:
         yield AdapterWaits(executor, config.lora.num_adapters, scheduler)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 from raycore.activity import RUNNING, Activity
 from raycore.cache_layout import KVCacheConfig
 from raycore.engine.part import EngineHooks
@@ -47,6 +49,12 @@ class RankMemory:
         Raises: what a worker raised. The rank can't continue afterwards.
         """
         before, self.activity = self.activity, activity
+        with ExitStack() as around:
+            for changing in self._hooks.changing:
+                around.enter_context(changing(before, activity))
+            self._change(before, activity)
+
+    def _change(self, before: Activity, activity: Activity) -> None:
         falling_asleep = activity.falling_asleep_from(before)
         if falling_asleep:
             self._has_cache = self._has_cache and "kv_cache" not in falling_asleep

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -64,35 +64,6 @@ class Utilities:
     def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         return self._scheduler.reset_prefix_cache(reset_running_requests)
 
-    def update_weights(
-        self,
-        method: Any,
-        args: tuple[Any, ...] = (),
-        timeout: float | None = None,
-        told: Callable[[list[int]], object] | None = None,
-    ) -> list[Any]:
-        """Call a method of the workers that changes their weights.
-
-        Args:
-            args: a list is one argument for each worker.
-            told: gets how often the weights of each worker have changed. Not called if a worker fails.
-
-        Raises:
-            InvalidInput: all workers found an argument invalid, so none has changed anything.
-            WorkerFailed: a worker failed, or only some found an argument invalid. What weights they have isn't known.
-        """
-        timeout_s = timeout or self._config.executor.init_timeout_s
-        answers: list[_Answer] = self._executor.collective_rpc(_attempted, timeout_s, (method, args))
-        if told is not None:
-            told([answer.num_changes for answer in answers])
-        refused = [(index, answer.refusal) for index, answer in enumerate(answers) if answer.refusal is not None]
-        if not refused:
-            return [answer.result for answer in answers]
-        index, refusal = refused[0]
-        if len(refused) == len(answers):
-            raise refusal
-        raise WorkerFailed(index, f"{type(refusal).__name__}: {refusal}", "the other workers have followed")
-
     def _memory_need(self, num_ranks: int, num_local_workers: list[int]) -> list[MemoryNeed]:
         return self._executor.collective_rpc("memory_need", args=(num_ranks, num_local_workers, self._num_blocks))
 
@@ -129,31 +100,6 @@ class Utilities:
             with suppress(WorkerFailed):  # some workers may have started theirs
                 self._executor.collective_rpc("profile", args=(False,))
             raise
-
-
-class _Answer(NamedTuple):
-    """What a worker's method has returned, or why it found an argument invalid."""
-
-    num_changes: int
-    """As `num_weight_changes`."""
-    result: Any = None
-    refusal: InvalidInput | None = None
-
-
-def _attempted(worker: Any, method: str, args: Sequence[Any]) -> _Answer:
-    """Call a worker's method. If the only argument is a list, it has one for each worker of the rank."""
-    if len(args) == 1 and isinstance(args[0], list):
-        args = (cast("list[Any]", args[0])[worker.rank.worker],)
-    try:
-        result = getattr(worker, method)(*args)
-    except InvalidInput as error:
-        return _Answer(num_changes(worker), refusal=error.with_traceback(None))
-    return _Answer(num_changes(worker), result)
-
-
-def num_changes(worker: Any) -> int:
-    """How often a worker's weights have changed."""
-    return getattr(worker, "num_weight_changes", 0)
 
 
 def _do_nothing() -> None:

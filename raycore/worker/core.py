@@ -41,8 +41,6 @@ class WorkerCore:
         self.num_cache_groups = 1
         self.load_progress = 0.0
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
-        self.stored = ""
-        """As in `Computation.weights`."""
         self.lacks_weights = False
         """Whether the weights have no numbers: see `WorkerProtocol.wake_up`."""
 
@@ -95,6 +93,7 @@ class WorkerHooks:
         self.fall_asleep = overridden(parts, WorkerPart.fall_asleep)
         self.wake = overridden(parts, WorkerPart.wake)
         self.regrouped = overridden(parts, WorkerPart.regrouped)
+        self.complete = overridden(parts, WorkerPart.complete)
         self.shut_down = overridden(parts, WorkerPart.shut_down)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from raycore.activity import MemoryTag
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import Computation, StepPlan, StepResult
 from raycore.rpc.pending import Pending
 
 if TYPE_CHECKING:
@@ -102,7 +102,11 @@ class WorkerPart:
     def regrouped(self) -> None:
         """Other workers share experts with this one from now on, so that it has others itself."""
 
-    # ---- the end
+    # ---- the rest
+
+    def complete(self, computation: Computation) -> Computation:
+        """Return what computes the model, with what the part knows of it."""
+        return computation
 
     def shut_down(self) -> None:
         """End what the part has begun. Idempotent, and the last call."""

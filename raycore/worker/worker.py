@@ -15,7 +15,6 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
 import torch
 
 from raycore.activity import TAGS, MemoryTag
@@ -29,8 +28,6 @@ from raycore.parts.adapters.worker import AdapterReader
 from raycore.parts.constraints.worker import GrammarPreparation
 from raycore.parts.experts.worker.regrouping import ExpertRegrouping
 from raycore.parts.transfers.worker import WorkerTransfers
-from raycore.parts.weights.worker.in_place import weight_tensors
-from raycore.parts.weights.worker.reads import LEAST_BYTES, bytes_of_step, read_rate
 from raycore.parts.weights.worker.updates import WorkerWeightUpdates
 from raycore.rpc.pending import Pending
 from raycore.worker.core import NoRunner, WorkerCore, WorkerHooks
@@ -297,16 +294,10 @@ class Worker(WorkerProtocol):
 
     def computation(self) -> Computation:
         """Return what computes the model. On a CPU with native kernels, this measures the memory for about 20 ms."""
-        core = self._core
-        computation = msgspec.structs.replace(core.setup.computation, weights=core.stored)
-        if not core.model.is_built or not computation.backend.startswith("native"):
-            return computation
-        step_bytes = bytes_of_step(core.model.network, self.config.model.spec)
-        if step_bytes < LEAST_BYTES:
-            return computation
-        torch.set_num_threads(core.setup.max_threads)
-        rate = read_rate(weight_tensors(core.model.network).values())
-        return msgspec.structs.replace(computation, step_bytes=step_bytes if rate else 0, memory_rate=rate)
+        computation = self._core.setup.computation
+        for complete in self._core.hooks.complete:
+            computation = complete(computation)
+        return computation
 
     def tell_peers(self, error: BaseException) -> None:
         self._core.tell_peers(error)

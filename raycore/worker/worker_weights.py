@@ -6,8 +6,14 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+import torch
+
 from raycore.activity import MemoryTag
 from raycore.errors import InvalidConfig
+from raycore.messages import Computation
+from raycore.parts.weights.worker.in_place import weight_tensors
+from raycore.parts.weights.worker.reads import LEAST_BYTES, bytes_of_step, read_rate
 from raycore.worker.part import WorkerPart, called_by_name
 from raycore.worker.weight_store import describe_stored, read_weights, save_weights, unread_weights
 
@@ -16,6 +22,9 @@ logger = logging.getLogger(__name__)
 
 class WorkerWeights(WorkerPart):
     """Loads, gives up and saves the weights."""
+
+    _stored = ""
+    """As in `Computation.weights`."""
 
     @called_by_name
     def load_model(self) -> None:
@@ -28,9 +37,9 @@ class WorkerWeights(WorkerPart):
         if setup.rank.pp_size > 1:
             logger.info("this stage has layers %d to %d", setup.stage.layers[0], setup.stage.layers[-1])
         core.model.build(setup, read_weights(setup, setup.share, self._note_progress))
-        core.stored = describe_stored(setup)
-        if core.stored:
-            logger.info("weights of the GGUF file: %s", core.stored)
+        self._stored = describe_stored(setup)
+        if self._stored:
+            logger.info("weights of the GGUF file: %s", self._stored)
 
     def _note_progress(self, num_read: int, num_tensors: int) -> None:
         self.core.load_progress = num_read / num_tensors
@@ -73,6 +82,19 @@ class WorkerWeights(WorkerPart):
         else:
             core.model.build(core.setup, unread_weights(core.setup))
         core.lacks_weights = not reads_weights
+
+    def complete(self, computation: Computation) -> Computation:
+        """Return also in which form the weights are and, with native kernels on a CPU, how fast they are read."""
+        core = self.core
+        computation = msgspec.structs.replace(computation, weights=self._stored)
+        if not core.model.is_built or not computation.backend.startswith("native"):
+            return computation
+        step_bytes = bytes_of_step(core.model.network, core.config.model.spec)
+        if step_bytes < LEAST_BYTES:
+            return computation
+        torch.set_num_threads(core.setup.max_threads)
+        rate = read_rate(weight_tensors(core.model.network).values())
+        return msgspec.structs.replace(computation, step_bytes=step_bytes if rate else 0, memory_rate=rate)
 
     @property
     @called_by_name

@@ -143,6 +143,8 @@ CIRCLES_OF_TYPES = {
     ("raycore.worker.rank", "raycore.worker.protocol"),
     # a part is told of the worker that has it
     ("raycore.worker.part", "raycore.worker.core"),
+    # a part is told of the engine that has it
+    ("raycore.engine.part", "raycore.engine.rank_memory"),
     # layers that operations make of other operations
     ("raycore.parts.experts.layers.routed_experts", "raycore.layers.operations"),
     ("raycore.parts.experts.layers.router", "raycore.layers.operations"),

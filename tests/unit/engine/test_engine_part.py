@@ -19,10 +19,15 @@ from raycore.engine.preparation import AdapterWaits, GrammarWaits, NoAdapters
 from raycore.engine.scheduling import Shared
 from raycore.engine.step_timing import SpeculationTiming
 from raycore.messages import StepPlan
+from raycore.parts.experts.engine.expert_group import ExpertGroup
+from raycore.parts.transfers.connectors.identity import Identity
 from raycore.parts.transfers.engine import ConnectorCalls, KVEvents
+from raycore.parts.weights.engine import RankWeights
 from raycore.scheduler.outputs import StepOutputs
 
 CALLED_ON_PARTS = {"calls", "addresses", "cache_logs", "close"}
+ALWAYS = [RankWeights, ExpertGroup, GrammarWaits]
+"""What each engine has."""
 
 
 def methods_of(kind: type) -> dict[str, Any]:
@@ -57,11 +62,13 @@ def test_a_part_that_adds_nothing_changes_nothing() -> None:
 
 
 def test_parts_come_in_this_order() -> None:
-    shared = Shared(*[SimpleNamespace(close=None)] * 3)  # pyright: ignore[reportArgumentType]
-    made = make_parts(make_config(), FakeExecutor(), SimpleNamespace(), shared)  # pyright: ignore[reportArgumentType]
+    shared: Any = Shared(*[SimpleNamespace(close=None)] * 3)  # pyright: ignore[reportArgumentType]
+    config = make_config()
+    scheduler = SimpleNamespace(take_identity=lambda digest: None)
+    engine: Any = SimpleNamespace(config=config, executor=FakeExecutor(), scheduler=scheduler)
     # events come before the connector, whose last ones they take when they close
-    kinds = [type(part) for part in made]
-    assert kinds == [GrammarWaits, NoAdapters, SpeculationTiming, SimpleNamespace, ConnectorCalls]
+    kinds = [type(part) for part in make_parts(engine, shared, Identity(config), is_new=False)]
+    assert kinds == [*ALWAYS, NoAdapters, SpeculationTiming, SimpleNamespace, ConnectorCalls]
     assert issubclass(KVEvents, EnginePart)
 
 
@@ -106,7 +113,7 @@ class Everything(EnginePart):
 
 def test_an_engine_calls_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     part = Everything()
-    monkeypatch.setattr("raycore.engine.core.make_parts", lambda *_: [part])
+    monkeypatch.setattr("raycore.engine.core.make_parts", lambda *_, **__: [part])
     core = EngineCore(make_config(), FakeExecutor())
     assert core.submit(request(9)) == ["an image"]
     assert not core.has_work()
@@ -133,4 +140,4 @@ def test_adapters_are_a_part_of_engines_with_adapters() -> None:
     config = make_config()
     config = msgspec.structs.replace(config, lora=msgspec.structs.replace(config.lora, enable_lora=True))
     kinds = [type(part) for part in EngineCore(config, FakeExecutor()).parts]
-    assert kinds == [GrammarWaits, AdapterWaits]
+    assert kinds == [*ALWAYS, AdapterWaits]

@@ -45,14 +45,14 @@ def what_was_computed_is_kept_over_updates() -> None:
 
 
 def outputs_keep_the_first_name() -> None:
-    original = RankWeights.take
+    original = RankWeights._take
 
     def take(self: RankWeights, *args: Any) -> None:
-        version = self.version
+        version = self._engine.version
         original(self, *args)
-        self.version = version
+        self._engine.version = version
 
-    RankWeights.take = take
+    RankWeights._take = take
 
 
 def ranks_that_could_not_follow_go_on() -> None:
