@@ -12,7 +12,7 @@ import msgspec
 
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import request_bar
-from raycore.system import SimpleQueue, asyncio, os, threading, time, uuid
+from raycore.system import asyncio, os, threading, time, uuid
 
 # isort: split
 
@@ -29,13 +29,13 @@ from raycore.client.inputs import (
     checked_request_id,
     parse_prompts,
 )
-from raycore.client.output_kinds import OutputKinds
 from raycore.client.queue_calls import QueueCalls
 from raycore.client.rendering import Adapters, Messages, chat_prompts, completion_prompts
+from raycore.client.step_queue import StepQueue
 from raycore.client.streamed_prompts import generate_streamed
 from raycore.client.streams import RequestStream
 from raycore.client.tokenization import Tokenization
-from raycore.client.updates import Streaming, Update
+from raycore.client.updates import Streaming
 from raycore.config import ENGINE_OPTIONS, EngineConfig, ModelConfig
 from raycore.control.calls import AsyncCalls, EngineCalls, check_seconds
 from raycore.errors import EngineDeadError, InvalidRequest
@@ -175,23 +175,13 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
         """
         (parsed,) = parse_prompts([prompt], self._client.tokenizer, images=self._client.images)
         (ask,) = self._asks([parsed], sampling_params, lora_request, priority)
-        params = checked_params(ask.params)
-        kinds = OutputKinds.of(params, self._client.stream_interval)
-        is_streamed = params.output_kind is not RequestOutputKind.FINAL_ONLY
-        came: SimpleQueue[list[Update]] = SimpleQueue()
+        is_streamed = checked_params(ask.params).output_kind is not RequestOutputKind.FINAL_ONLY
+        queue = StepQueue(self._client)
         try:
-            self._client.submit([msgspec.structs.replace(ask, stream=is_streamed)], came.put)
-            is_finished = False
-            while not is_finished:
-                update = came.get()[-1]
-                while not update.is_last and not came.empty():
-                    update = came.get()[-1]
-                if update.error is not None:
-                    raise update.error.with_traceback(None)  # other threads may raise the same error
-                assert update.output is not None
-                is_finished = update.output.finished
-                output = update.output if kinds is None else kinds.take(update.output)
-                if output is not None:
+            queue.add([msgspec.structs.replace(ask, stream=is_streamed)])
+            while queue.num_unfinished:
+                for output in queue.step(wait_s=None):
+                    assert isinstance(output, RequestOutput)
                     yield output
         finally:
             # for an iteration that was left early or interrupted; has no effect on a finished request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from raycore.checkpoint.sentence_transformers import read_prompts
 from raycore.client.client import EngineClient
@@ -16,7 +16,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
 
-class EngineFacts:
+class EngineFacts(Protocol):
     """What an engine is, as far as its client knows. Nothing here asks the ranks."""
 
     config: EngineConfig

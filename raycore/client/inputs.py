@@ -31,46 +31,46 @@ _KEYS = ("prompt", "prompt_token_ids", "cache_salt", "token_type_ids", "prompt_t
 _IMAGE_KEYS = ("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "media_io_kwargs")
 
 
-class PromptImages(Protocol):
-    """What makes prompts with images: `raycore.parts.images.client.inputs.ImageInputs`, or `OnlyText`."""
+class PromptImages:
+    """What makes prompts with images or of embeddings: `raycore.parts.images.client.inputs.ImageInputs`, or `OnlyText`,
+    whose properties are these."""
 
     def complete(
         self, where: str, prompt: str | list[int], fields: Mapping[str, Any], *, adds_special_tokens: bool = True
     ) -> tuple[list[int], list[Feature], list[FeatureData]]:
         """Return the prompt's token ids, where its images are, and their data. Raises InvalidRequest."""
-        ...
+        raise NotImplementedError
+
+    def embed(self, where: str, fields: Mapping[str, Any]) -> tuple[list[int], list[Feature], list[FeatureData]]:
+        """The same for a prompt of embeddings, `prompt_embeds`."""
+        raise NotImplementedError
 
     @property
     def executor(self) -> Executor | None:
         """The threads that do this for event loops. None: it takes no time."""
-        ...
+        return None
 
     @property
     def placeholder(self) -> str | None:
         """What stands for an image in a text. None: nothing does."""
-        ...
+        return None
 
     @property
     def interleaves(self) -> bool:
         """Whether the placeholders of templates that take only text are where the images are."""
-        ...
+        return False
 
     @property
     def max_embeds_bytes(self) -> int | None:
         """How many bytes the embeddings of a prompt have at most, in float64. None: they are refused."""
-        ...
-
-    def embed(self, where: str, fields: Mapping[str, Any]) -> tuple[list[int], list[Feature], list[FeatureData]]:
-        """The same for a prompt of embeddings, `prompt_embeds`."""
-        ...
+        return None
 
     def take_lookups(self) -> tuple[int, int]:
         """How many images were looked up among those that are kept since the last call, and how many were found."""
-        ...
+        return 0, 0
 
     def clear(self) -> None:
         """Drop everything that is kept."""
-        ...
 
 
 class Embeds(Protocol):
@@ -88,12 +88,8 @@ class Embeds(Protocol):
         ...
 
 
-class OnlyText:
-    """Stands for `PromptImages` where the model takes only text."""
-
-    executor = None
-    placeholder = None
-    interleaves = False
+class OnlyText(PromptImages):
+    """For a model that takes only text."""
 
     def __init__(self, model: str = "this model", embeds: Embeds | None = None) -> None:
         """`embeds`: makes prompts of embeddings. None: they are refused."""
@@ -108,7 +104,7 @@ class OnlyText:
 
     @property
     def max_embeds_bytes(self) -> int | None:
-        """How many bytes the embeddings of a prompt have at most, in float64. None: they are refused."""
+        """Those of prompts of embeddings, if they aren't refused."""
         return None if self._embeds is None else self._embeds.max_bytes
 
     def embed(self, where: str, fields: Mapping[str, Any]) -> tuple[list[int], list[Feature], list[FeatureData]]:
@@ -118,13 +114,6 @@ class OnlyText:
         ids: Any = fields.get("prompt_token_ids")
         given = None if ids is None else _token_ids(f"{where}: 'prompt_token_ids'", ids, "a list of token ids")
         return self._embeds.complete(where, fields["prompt_embeds"], given, fields.get("prompt_is_token_ids"))
-
-    def take_lookups(self) -> tuple[int, int]:
-        """None."""
-        return 0, 0
-
-    def clear(self) -> None:
-        """Do nothing."""
 
 
 _ONLY_TEXT = OnlyText()

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from raycore.client.client import EngineClient
-from raycore.client.inputs import OnlyText, ParsedPrompt, Prompt, as_prompt_list, has_images, parse_prompts
+from raycore.client.inputs import ParsedPrompt, Prompt, as_prompt_list, has_images, parse_prompts
 from raycore.client.tokenization import Tokenization
 from raycore.errors import InvalidRequest
 from raycore.json_fields import shortened
@@ -66,7 +66,7 @@ def chat_prompts(
     prompts: list[Prompt] = []
     for conversation in conversations:
         kept, parts = take_images(cast("Messages", conversation))
-        if parts and isinstance(images, OnlyText):
+        if parts and images.placeholder is None:
             raise InvalidRequest("the messages have images, but the model takes only texts")
         text = tokenizer.apply_chat_template(
             kept,

@@ -76,14 +76,14 @@ class StepQueue:
         self._forget(own)
         self._client.abort(own)
 
-    def step(self, wait_s: float = STEP_WAIT_S) -> list[Output]:
+    def step(self, wait_s: float | None = STEP_WAIT_S) -> list[Output]:
         """Return what has come since the previous step: at most one output for each request.
 
         If nothing has come, but there are unfinished requests, wait for an output. A slow caller doesn't get every
         output. With `RequestOutputKind.DELTA`, it still gets everything that they contain.
 
         Args:
-            wait_s: how long to wait, in seconds, before returning nothing.
+            wait_s: how long to wait, in seconds, before returning nothing. None: as long as it takes.
 
         Raises:
             RequestFailed, InvalidRequest: a request has failed. The outputs of the others come in the next steps.

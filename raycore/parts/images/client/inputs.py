@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from raycore.client.inputs import PromptImages
 from raycore.config import EngineConfig
 from raycore.errors import InvalidConfig, InvalidRequest, RequestTooLarge
 from raycore.lru_bytes import LruBytes
@@ -39,7 +40,7 @@ class ImagePrompt(NamedTuple):
     data: list[FeatureData]
 
 
-class ImageInputs:
+class ImageInputs(PromptImages):
     """Makes prompts with images, and keeps what it made of images. Thread-safe; its calls may take seconds."""
 
     def __init__(self, config: EngineConfig, tokenizer: Tokenizer) -> None:
@@ -146,11 +147,6 @@ class ImageInputs:
         except InvalidRequest as error:
             raise InvalidRequest(f"{where}: {error}") from None
         return ImagePrompt(token_ids, features, [part.data for image in images for part in image.parts])
-
-    @property
-    def max_embeds_bytes(self) -> None:
-        """Prompts of embeddings are refused."""
-        return None
 
     def embed(self, where: str, fields: Mapping[str, Any]) -> ImagePrompt:
         """Refuse a prompt of embeddings."""
