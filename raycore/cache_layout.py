@@ -65,8 +65,8 @@ class CacheLimits(msgspec.Struct, frozen=True):
     """Maximum number of tokens that a step computes."""
     frees_windows: bool = True
     """Whether blocks that no later token sees are freed. Otherwise a window only masks."""
-    has_drafter: bool = False
-    """Whether a model or a head drafts. It uses the blocks of group 0, which then keeps all tokens."""
+    first_keeps_all: bool = False
+    """Whether group 0 keeps all tokens, because a model that drafts, or a part, has something of its blocks."""
 
 
 class CacheLayout(msgspec.Struct, frozen=True):
@@ -190,7 +190,7 @@ def _by_kind(layers: Sequence[LayerCacheSpec], limits: CacheLimits) -> _Kinds:
                 is_window = limits.frees_windows and (layer.window or limits.max_model_len) < limits.max_model_len
                 key = (kind, layer.window) if kind == "window" and is_window else (_kept_kind(kind), None)
                 kinds.setdefault(key, []).append(index)
-    if limits.has_drafter and all(kind == "window" for kind, _ in kinds):
+    if limits.first_keeps_all and all(kind == "window" for kind, _ in kinds):
         return _without_windows(kinds)
     ordered = sorted(kinds.items(), key=lambda item: (item[0][0], -(item[0][1] or 0)))
     return {key: sorted(found) for key, found in ordered}

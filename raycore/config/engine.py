@@ -221,7 +221,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
             self.scheduler.max_num_batched_tokens,
             # blocks that connectors know are of all layers
             frees_windows=not self.scheduler.disable_hybrid_kv_cache_manager and self.kv_transfer_config is None,
-            has_drafter=self.drafter is not None,
+            first_keeps_all=self.drafter is not None,
         )
 
     @property

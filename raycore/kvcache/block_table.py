@@ -61,6 +61,11 @@ class BlockTable:
         """The slot's block ids in all groups, int32[n · num_groups], as a view: for each place, one of each group."""
         return self._ids[slot, : self._num_blocks(slot) * self.num_groups]
 
+    def places(self, slots: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where tokens are in the first group: block · block size + index in the block. `positions`: in their slots."""
+        blocks, index = np.divmod(positions, self.block_size)
+        return self._ids[slots, blocks * self.num_groups].astype(np.int64) * self.block_size + index
+
     def first_held(self, slot: int, group: int) -> int:
         """The index in the row of the first block that the slot holds."""
         return int(self._first[group, slot])

@@ -5,6 +5,7 @@ Shape suffixes: T tokens of the step, D hidden size, N the tokens that this rank
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -117,6 +118,10 @@ class SparseFeedForward:
     def share_with(self, ranks: ExpertRanks) -> None:
         """Share the experts with these ranks from now on."""
         self._ranks = ranks
+
+    def note_choices(self, note: Callable[[Tensor], None]) -> None:
+        """Have `note` called with what the router chooses: the ids [T, K] of the experts of this engine's rows."""
+        self.experts.note = lambda ids_NK: note(self._ranks.own(ids_NK, self._is_last))
 
     def num_weights_of(self, num_experts: int) -> int:
         """Return the number of multiplications for one token in `num_experts` experts, as its router uses them."""

@@ -12,7 +12,7 @@ from raycore.layers.linear import Linear
 from raycore.layers.operations import Norm, Operations
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.parts.experts.layers.routed_experts import RoutedExperts
+from raycore.parts.experts.layers.routed_experts import NoteChoices, RoutedExperts, ignore_choices
 from raycore.parts.experts.layers.router import TorchRouter
 from raycore.parts.experts.models import MoeSpec
 from raycore.parts.experts.weights import ExpertWeights, MoeWeights
@@ -87,12 +87,14 @@ class _GroupedExperts:
         self._spec = spec
         self._gate: Gate = gate
         self.router = TorchRouter(spec, weights, operations)
+        self.note: NoteChoices = ignore_choices
         self._first = weights.first_expert
         self._stacked = weights.stacked.map_tensors(lambda each: each.to(operations.device))
         self._batch_invariant = batch_invariant
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         weights_NK, ids_NK = self._route(x_ND)
+        self.note(ids_NK)
         gate_up_EFD, down_EDF = self._stacked.tensors[:2]
         return experts.apply_experts(
             x_ND,

@@ -77,7 +77,7 @@ def test_layers_of_one_kind_are_divided_into_groups(kinds: str, window: int, gro
     [
         ({"max_model_len": 512}, [("full", 12)]),
         ({"frees_windows": False}, [("full", 12)]),
-        ({"has_drafter": True}, [("full", 2), *[("window", 2)] * 5]),
+        ({"first_keeps_all": True}, [("full", 2), *[("window", 2)] * 5]),
         ({}, [("full", 2), *[("window", 2)] * 5]),
         ({"max_model_len": 520}, [("full", 12)]),
     ],
@@ -91,8 +91,8 @@ def test_windows_that_save_nothing_are_no_windows(limits: dict[str, Any], groups
 
 def test_what_drafts_needs_a_group_that_keeps_all_tokens() -> None:
     assert layout_of("WWWW").windows == [1024]
-    assert layout_of("WWWW", has_drafter=True).windows == [None]
-    assert shape(layout_of("WWLW", has_drafter=True))[0] == ("latent", 1)
+    assert layout_of("WWWW", first_keeps_all=True).windows == [None]
+    assert shape(layout_of("WWLW", first_keeps_all=True))[0] == ("latent", 1)
 
 
 def test_there_are_never_more_groups_than_the_maximum() -> None:

@@ -31,6 +31,10 @@ class ExpertRanks(Protocol):
         """Return the rows [N, D] that this rank's experts process. `x_TD` has this engine's rows."""
         ...
 
+    def own(self, x_NX: Tensor, is_last: bool) -> Tensor:
+        """Return this engine's rows [T, X] of what was computed of the rows that `gather` has returned."""
+        ...
+
     def reduce(self, out_ND: Tensor, is_last: bool) -> Tensor:
         """Return the sum of all ranks' `out_ND` for this engine's rows, [T, D]. May overwrite `out_ND`."""
         ...
@@ -44,6 +48,9 @@ class SplitExperts:
 
     def gather(self, x_TD: Tensor, is_last: bool) -> Tensor:
         return x_TD
+
+    def own(self, x_NX: Tensor, is_last: bool) -> Tensor:
+        return x_NX
 
     def reduce(self, out_ND: Tensor, is_last: bool) -> Tensor:
         return self.ranks.all_reduce_(out_ND)
@@ -96,12 +103,13 @@ class ExpertParallel:
         by_engine = torch.cat(self._collectives.all_gather(padded)).view(len(counts), -1, x_TD.shape[1])
         return torch.cat([rows[:count] for rows, count in zip(by_engine, counts, strict=True)])
 
-    def reduce(self, out_ND: Tensor, is_last: bool) -> Tensor:
+    def own(self, x_NX: Tensor, is_last: bool) -> Tensor:
         counts = self._counts[is_last]
-        if not len(out_ND):
-            return out_ND
         start = sum(counts[: self._dp_rank])
-        return self._collectives.all_reduce_(out_ND)[start : start + counts[self._dp_rank]]
+        return x_NX[start : start + counts[self._dp_rank]]
+
+    def reduce(self, out_ND: Tensor, is_last: bool) -> Tensor:
+        return self.own(self._collectives.all_reduce_(out_ND), is_last) if len(out_ND) else out_ND
 
     def leave(self) -> None:
         """Disconnect from the other ranks. Idempotent."""

@@ -65,6 +65,16 @@ def test_all_groups_of_a_slot_grow_together(grouped: BlockTable) -> None:
     grouped.check_integrity()
 
 
+def test_places_are_those_of_the_first_group(grouped: BlockTable) -> None:
+    grouped.grow(2, 3)
+    grouped.grow(1, 9)
+    first, second, third = grouped.row(1).tolist()
+    (other,) = grouped.row(2).tolist()
+    slots, positions = np.array([1, 1, 2, 1, 1]), np.array([0, 3, 2, 4, 8])
+    expected = [first * 4, first * 4 + 3, other * 4 + 2, second * 4, third * 4]
+    assert grouped.places(slots, positions).tolist() == expected
+
+
 def test_blocks_are_given_back_once_no_token_sees_them(grouped: BlockTable) -> None:
     added = grouped.grow(0, 20)
     for num_computed, num_free in ((8, 25), (9, 27), (12, 27), (13, 29), (13, 29), (20, 31)):

@@ -68,6 +68,11 @@ def expected(x_TD: torch.Tensor, spec: MoeSpec = SPEC) -> torch.Tensor:
     return out_TD
 
 
+def chosen(x_TD: torch.Tensor) -> list[list[int]]:
+    """The experts of each token, best first."""
+    return (x_TD @ ROUTER_ED.t()).argsort(dim=1, descending=True)[:, : SPEC.num_experts_per_tok].tolist()
+
+
 def on_every_rank(size, work):
     store = HashStore()
 
@@ -88,8 +93,11 @@ def test_a_sparse_layer_equals_the_formula_of_its_experts(backend, num_tokens, i
     operations = make_operations(backend)
     layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, operations)
     x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
+    noted: list[torch.Tensor] = []
+    layer.note_choices(noted.append)
     found_TD = layer.add_to(residual_TD.clone().to(operations.device), x_TD.to(operations.device))
     assert_near(found_TD.cpu(), residual_TD + expected(x_TD, spec))
+    assert [ids_TK.tolist() for ids_TK in noted] == [chosen(x_TD)]
 
 
 @pytest.mark.parametrize("share_of", [SPEC.split_experts, SPEC.whole_experts], ids=["split", "whole"])
@@ -117,6 +125,9 @@ def test_experts_shared_by_engines_give_each_token_the_formulas_result(dp_size, 
         ranks = ExpertParallel(dp_rank, tp_rank, tp_size, collectives, CPU)
         weights = part(SPEC.whole_experts(rank, size))
         layer, last = (SparseFeedForward(SPEC, weights, ranks, is_last, Operations(CPU)) for is_last in (False, True))
+        noted: list[torch.Tensor] = []
+        for each in (layer, last):
+            each.note_choices(noted.append)
         for seed, (num_tokens, num_kept) in enumerate(steps):
             is_busy = ranks.begin(num_tokens[dp_rank], num_kept[dp_rank])
             assert is_busy == any(num_tokens[:dp_size])
@@ -129,6 +140,7 @@ def test_experts_shared_by_engines_give_each_token_the_formulas_result(dp_size, 
             for used, counts in ((layer, num_tokens), (last, num_kept)):
                 x_TD = tokens(counts[dp_rank], seed=seed * 10 + dp_rank)
                 assert_near(used.add_to(torch.zeros_like(x_TD), x_TD), expected(x_TD))
+                assert noted[-1].tolist() == chosen(x_TD), "those of this engine's tokens"
 
     on_every_rank(size, work)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 # torch's tensors are partially typed:
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -27,10 +27,19 @@ if TYPE_CHECKING:
     _Expert = tuple[GatedLinear, Linear | LinearParts]
 
 
+NoteChoices = Callable[[Tensor], None]
+
+
+def ignore_choices(ids_NK: Tensor) -> None:
+    """Do nothing: nobody asks which experts are chosen."""
+
+
 class RoutedExperts(Protocol):
     """The experts of one sparse layer that a rank holds, with the layer's router."""
 
     router: TorchRouter
+    note: NoteChoices
+    """Gets the ids [N, K] of the experts that the router has chosen."""
 
     @property
     def in_parts(self) -> bool:
@@ -63,11 +72,13 @@ class TorchExperts:
         self._gate: Gate = gate
         self._operations = operations
         self.router = TorchRouter(spec, weights, operations)
+        self.note: NoteChoices = ignore_choices
         self._first = weights.first_expert
         self._experts = [self._made(weights.expert(index)) for index in range(weights.gate_up_EFD.shape[0])]
 
     def __call__(self, x_ND: Tensor) -> Tensor:
         weights_NK, ids_NK = self.router(x_ND)
+        self.note(ids_NK)
         counts: list[int] = torch.bincount(ids_NK.view(-1), minlength=self._spec.num_experts).tolist()
         own_counts = counts[self._first : self._first + len(self._experts)]
         start, num_pairs = sum(counts[: self._first]), sum(own_counts)
