@@ -133,8 +133,11 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     """Sum of all sampled tokens' log probabilities; None unless `logprobs` was requested."""
     logprobs: SampleLogprobs | None = None
-    routed_experts: None = None
-    """Always None: which experts tokens went to isn't returned."""
+    routed_experts: NDArray[np.generic] | None = field(default=None, compare=False)
+    """[number of tokens, number of layers, experts per token]: the ids of the experts that computed the tokens of
+    prompt and output, without the last one, which wasn't computed. uint8, or uint16 for more than 256 experts. Layers
+    without experts have 0. None until the sequence finishes, and without `enable_return_routed_experts`. Of an aborted
+    sequence, those that have come."""
     finish_reason: str | None = None
     """`stop`, `length`, `repetition` or `abort`; None until the sequence finishes."""
     stop_reason: int | str | None = None

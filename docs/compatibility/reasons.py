@@ -55,7 +55,7 @@ REASONS: dict[str, str] = {
     "python/SamplingParams.output_text_buffer_length": _INNER,
     "python/SamplingParams.skip_reading_prefix_cache": "raycore decides it",
     "python/PoolingParams.late_interaction_params": "scores of late interaction are computed from token_embed",
-    "python/SamplingParams.routed_experts_prompt_start": "outputs don't say which experts computed them",
+    "python/SamplingParams.routed_experts_prompt_start": "outputs have the experts of all tokens",
     "python/SamplingParams.all_stop_token_ids": _CHECKED,
     "python/SamplingParams.eos_token_id": _CHECKED,
     "python/SamplingParams.bad_words_token_ids": _CHECKED,

@@ -35,6 +35,7 @@ from raycore.parts.drafts.config.drafter import DrafterConfig
 from raycore.parts.drafts.config.speculative import SpeculativeConfig, parse_speculative_config
 from raycore.parts.images.config import EMBEDDED_PIECE_TOKENS, EncoderLimits, MultiModalConfig
 from raycore.parts.pooling.config import PoolingConfig
+from raycore.parts.routed_experts.config import RoutedExpertsConfig
 from raycore.parts.transfers.config.ec_transfer import ECTransferConfig, parse_ec_transfer_config
 from raycore.parts.transfers.config.kv_transfer import (
     KVEventsConfig,
@@ -60,6 +61,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     recovery: RecoveryConfig = RecoveryConfig()
     lora: LoRAConfig = LoRAConfig()
     pooling: PoolingConfig = PoolingConfig()
+    routed_experts: RoutedExpertsConfig = RoutedExpertsConfig()
     multimodal: MultiModalConfig = MultiModalConfig()
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
@@ -221,7 +223,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
             self.scheduler.max_num_batched_tokens,
             # blocks that connectors know are of all layers
             frees_windows=not self.scheduler.disable_hybrid_kv_cache_manager and self.kv_transfer_config is None,
-            first_keeps_all=self.drafter is not None,
+            first_keeps_all=self.drafter is not None or self.routed_experts.enable_return_routed_experts,
         )
 
     @property

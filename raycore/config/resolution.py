@@ -56,6 +56,7 @@ from raycore.parts.drafts.config.speculative import SpeculativeConfig, Speculati
 from raycore.parts.images.config import MultiModalConfig
 from raycore.parts.images.models import without_vision
 from raycore.parts.pooling.config import PoolingConfig, check_pooling, choose_pooling
+from raycore.parts.routed_experts.config import RoutedExpertsConfig, check_routed_experts
 from raycore.parts.transfers.config.ec_transfer import check_ec_transfer
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
 from raycore.plugins import find_plugins, import_plugin_file, load_general_plugins
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
 _PartT = TypeVar("_PartT", bound=msgspec.Struct)
 _PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
     (ModelConfig, "Model"),
+    (RoutedExpertsConfig, "Model"),
     (EngineConfig, "Engine"),
     (SpeculativeShorthand, "Engine"),
     (ParallelConfig, "Parallelism and placement"),
@@ -182,6 +184,9 @@ def resolve(
         lora=_lora(chosen),
         kv_transfer_config=transfer,
         pooling=pooling,
+        routed_experts=check_routed_experts(
+            _part(RoutedExpertsConfig, chosen), spec, transfer, parallel.prefill_context_parallel_size
+        ),
         multimodal=_multimodal(chosen, path, spec),
         drafter=drafter,
         plugins=plugins,

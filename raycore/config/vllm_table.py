@@ -244,7 +244,6 @@ VLLM_OPTIONS = _options(
         },
         "steps take tokens, and return tokens and log probabilities": {
             "aux_output_config": {},
-            "enable_return_routed_experts": False,
             "return_sampling_mask": False,
         },
         "random numbers are always a function of the seed and the position": {

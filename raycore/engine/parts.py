@@ -11,6 +11,7 @@ from raycore.engine.preparation import AdapterWaits, GrammarWaits, NoAdapters
 from raycore.engine.scheduling import Shared, make_speculation
 from raycore.engine.step_timing import SpeculationTiming
 from raycore.executor.base import Executor
+from raycore.executor.reports import ReportsOfAll
 from raycore.parts.experts.engine.expert_group import ExpertGroup
 from raycore.parts.images.engine import FeatureInputs
 from raycore.parts.transfers.connectors.identity import Identity
@@ -45,6 +46,8 @@ def make_shared(config: EngineConfig, cache: KVCacheConfig, executor: Executor, 
         from raycore.parts.transfers.engine import KVEvents
 
         events = KVEvents(config, dp_rank, connector)
+    if config.routed_experts.enable_return_routed_experts and config.parallel.pipeline_parallel_size > 1:
+        executor.kv_output_aggregator = ReportsOfAll()
     return Shared(make_speculation(config, executor), connector, events)
 
 

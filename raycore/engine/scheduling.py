@@ -16,6 +16,7 @@ from raycore.parts.drafts.scheduler.drafting import DraftPlanning
 from raycore.parts.drafts.scheduler.speculation import Speculation
 from raycore.parts.drafts.scheduler.worker_guesses import WorkerGuesses
 from raycore.parts.images.scheduler import EncoderInputs
+from raycore.parts.routed_experts.scheduler import CachedExperts
 from raycore.scheduler.part import SchedulerPart
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.prefixes import Prefixes
@@ -76,6 +77,8 @@ def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
         yield Prefixes()
     if has_prefixes and config.state_rows is not None:
         yield PrefixStates(config.state_rows)
+    if config.routed_experts.enable_return_routed_experts:
+        yield CachedExperts(config.model.spec)
     if shared.speculation is not None:
         yield DraftPlanning(shared.speculation)
     if config.encoder_limits is not None:

@@ -160,7 +160,6 @@ class VllmOptions(TypedDict, total=False):
     num_lookahead_slots: object
     speculative_model: object
     aux_output_config: object
-    enable_return_routed_experts: object
     return_sampling_mask: object
     use_fp64_gumbel: object
     enable_trace_replay: object
@@ -267,6 +266,10 @@ class EngineOptions(VllmOptions, total=False):
     prepare_structured_outputs: bool
     """Load what structured outputs need at startup. Otherwise the first request that uses them stalls the processes
     that handle it, with all their requests, for a second or two if the vocabulary is large. Default: False."""
+    enable_return_routed_experts: bool
+    """Return the experts of each token with outputs (`routed_experts`), of mixture-of-experts models. Requests in
+    Python get them, HTTP doesn't. Each step's ids are sent from the workers to the client, prompts go through all of
+    the last layer, and GPUs capture no CUDA graphs. Default: False."""
     device: Literal["auto", "cpu", "cuda"]
     """Device that workers compute on. auto: cuda if the cluster has GPUs and torch is built with CUDA, else cpu.
     Default: auto."""

@@ -27,6 +27,7 @@ from raycore.node.versions import warn_if_untested
 from raycore.parts.adapters.worker import AdapterReader
 from raycore.parts.constraints.worker import GrammarPreparation
 from raycore.parts.experts.worker.regrouping import ExpertRegrouping
+from raycore.parts.routed_experts.worker import RoutedExpertsOfWorker
 from raycore.parts.transfers.worker import WorkerTransfers
 from raycore.parts.weights.worker.updates import WorkerWeightUpdates
 from raycore.rpc.pending import Pending
@@ -60,6 +61,7 @@ PARTS: tuple[type[WorkerPart], ...] = (
     WorkerWeightUpdates,
     WorkerWeights,
     ExpertRegrouping,
+    RoutedExpertsOfWorker,
 )
 """What workers can do besides. Each class says which workers have it, and which of its methods they have, too."""
 

@@ -8,26 +8,41 @@ A wrong block, a stale prefix, or a write to another request's block therefore f
 from __future__ import annotations
 
 import zlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import cycle, groupby
 
 import msgspec
 import numpy as np
+from configs import SPEC
 from fake_connector import GARBAGE, FakeConnector
+from msgspec.structs import replace
 
 from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.config import CacheConfig, SchedulerConfig
 from raycore.config.states import StateRows
-from raycore.messages import EncoderPlan, EngineRequest, NewRequest, StepPlan, StepResult, StepTokens, TokenLogprobs
+from raycore.messages import (
+    EncoderPlan,
+    EngineRequest,
+    NewRequest,
+    StepPlan,
+    StepResult,
+    StepTokens,
+    TokenLogprobs,
+    TokenReport,
+)
+from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.parts.adapters.scheduler import AdapterLimit
 from raycore.parts.constraints.scheduler import Constraints
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning
 from raycore.parts.drafts.scheduler.drafts import Drafts
 from raycore.parts.drafts.scheduler.speculation import Speculation
+from raycore.parts.experts.models import MoeSpec
 from raycore.parts.images.config import EncoderLimits
 from raycore.parts.images.scheduler import EncoderInputs
+from raycore.parts.routed_experts.client import ExpertsOfRequest, ReturnedExperts
+from raycore.parts.routed_experts.scheduler import CachedExperts
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
 from raycore.parts.transfers.scheduler.cache_events import CacheEvents
 from raycore.parts.transfers.scheduler.transfers import Transfers
@@ -42,11 +57,19 @@ from raycore.step.batch import StepInputs
 
 VOCAB = 50
 MAX_DRAFTS = 5
+WITH_EXPERTS = replace(SPEC, moe=MoeSpec(7, 1, 8, [True]))
+"""A model with one layer of experts, of which each token gets one."""
+RETURNED = ReturnedExperts(WITH_EXPERTS)
 
 
 def next_token(context: list[int], seed: int) -> int:
     """The fake model: any other context gives another token."""
     return zlib.crc32(np.array([seed, *context], np.int32).tobytes()) % VOCAB
+
+
+def expert_of(tokens: list[int], position: int) -> int:
+    """The expert of a token, which depends on the tokens before it, too."""
+    return zlib.crc32(np.array(tokens[: position + 1], np.int32).tobytes()) % WITH_EXPERTS.moe.num_experts
 
 
 def repeats(output: list[int], asked: RepetitionDetectionParams) -> bool:
@@ -224,6 +247,7 @@ class FakeModelRunner:
         """By slot and group."""
         self.num_drafts: dict[int, int] = {}
         """By slot: how many of its last known tokens are drafts of this step."""
+        self.reports_experts = False
         self.unseen: deque[set[int]] = deque()
         """For each step whose result the scheduler hasn't seen: the slots for which it made a token."""
         self.num_resumed = 0
@@ -266,12 +290,14 @@ class FakeModelRunner:
         # a request may go on from blocks that another one fills in this step
         for _, slot, count in sorted(zip(starts, slots, counts, strict=True)):
             self._write(slot, count)
+        reports = self._chosen_experts(slots, starts, counts) if self.reports_experts else []
         tokens = [self._read_and_sample(slot, start) for slot, start in zip(slots, starts, strict=True)]
         self.unseen.append({slot for slot, new in zip(slots, tokens, strict=True) if new})
         return StepResult(
             plan.step,
             np.array([token for new in tokens for token in new], np.int32).tobytes(),
             np.array([len(new) for new in tokens], np.int32).tobytes(),
+            reports=reports,
             logprobs=[
                 (index, TokenLogprobs([token], [-1.0], 1))
                 for index, (slot, new) in enumerate(zip(slots, tokens, strict=True))
@@ -285,6 +311,14 @@ class FakeModelRunner:
                 and self.rows[slot].params.prompt_logprobs is not None
             ],
         )
+
+    def _chosen_experts(self, slots: list[int], starts: list[int], counts: list[int]) -> list[tuple[int, TokenReport]]:
+        chosen = [
+            bytes(expert_of(self.known[slot], position) for position in range(start, start + count))
+            for slot, start, count in zip(slots, starts, counts, strict=True)
+        ]
+        each = enumerate(zip(starts, counts, chosen, strict=True))
+        return [(index, TokenReport("routed_experts", *report)) for index, report in each]
 
     def _check_told(self, told: StepTokens, slots: list[int], starts: list[int], counts: list[int]) -> None:
         ends = [start + count for start, count in zip(starts, counts, strict=True)]
@@ -413,6 +447,7 @@ class FakeEngineCore:
         connector: FakeConnector | None = None,
         kv_load_failure_policy: str = "recompute",
         kv_events: list | None = None,
+        has_experts: bool = False,
     ) -> None:
         """
         Args:
@@ -420,6 +455,7 @@ class FakeEngineCore:
             windows: those of the groups of layers.
             num_prefix_states: of a model whose layers keep states. None: they don't.
             encoder: of a model that takes more than text. None: it doesn't.
+            has_experts: whether tokens' experts are returned. The first group of layers then has no window.
         """
         groups = [CacheGroup("full" if window is None else "window", (), window) for window in windows]
         self.layout = CacheLayout(tuple(groups), CacheLimits(block_size, max_model_len, max_num_batched_tokens))
@@ -448,6 +484,8 @@ class FakeEngineCore:
             parts.append(Transfers(connector, settings))
         if kv_events is not None:
             parts.append(CacheEvents(kv_events))
+        if has_experts:
+            parts.append(CachedExperts(WITH_EXPERTS))
         self.scheduler = Scheduler(
             SchedulerConfig(max_num_seqs, max_num_batched_tokens, max_model_len, policy, long_prefill_token_threshold),
             cache,
@@ -462,9 +500,11 @@ class FakeEngineCore:
         states = None if state_rows is None else FakeStates(state_rows)
         self.encoder = None if encoder is None else FakeEncoder(encoder)
         self.runner = FakeModelRunner(num_blocks, block_size, max_drafts, windows, states, self.encoder)
+        self.runner.reports_experts = has_experts
         self.depth = depth
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.tokens: dict[int, list[int]] = {}
+        self.experts: defaultdict[int, ExpertsOfRequest] = defaultdict(lambda: RETURNED.begin(SamplingParams()))
         self.finished: dict[int, tuple[str, int | str | None]] = {}
         self.started: dict[int, int] = {}
         self.start_order: list[int] = []
@@ -535,6 +575,17 @@ class FakeEngineCore:
                 assert self.tokens[seq_id] == tokens
                 assert self.finished[seq_id] == tuple(end)
                 assert seq_id in self.started
+                if self.runner.reports_experts:
+                    self._check_experts(request, tokens)
+
+    def _check_experts(self, request: EngineRequest, tokens: list[int]) -> None:
+        known = [*request.prompt_token_ids, *request.output_token_ids, *tokens]
+        completion = CompletionOutput(0, "", known[len(request.prompt_token_ids) :], finish_reason="length")
+        output = RequestOutput("", None, request.prompt_token_ids, None, [completion], finished=True)
+        self.experts[request.seq_id].add_to(output)
+        assert completion.routed_experts is not None
+        expected = [expert_of(known, position) for position in range(len(known) - 1)]
+        assert completion.routed_experts.ravel().tolist() == expected
 
     def _take_in(self, plan: StepPlan, result: StepResult) -> None:
         outputs = self.scheduler.update(plan, result)
@@ -550,6 +601,8 @@ class FakeEngineCore:
             assert seq_id not in self.finished
             assert seq_id in self.started
             self.tokens[seq_id].append(token)
+        for seq_id, report in outputs.reports:
+            self.experts[seq_id].take(0, report)
         for seq_id, entry in outputs.logprobs:
             self.logprobs.setdefault(seq_id, []).extend(entry.token_ids)
         for seq_id in {seq_id for seq_id, _ in outputs.logprobs}:

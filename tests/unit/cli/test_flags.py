@@ -156,7 +156,7 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
     flags = ["--enable-auto-tool-choice", "--disable-log-requests", "--no-trust-remote-code"]
     flags += ["--distributed-executor-backend", "ray", "--swap-space", "4", "-O3"]
     flags += [
-        "--no-enable-return-routed-experts",
+        "--no-return-sampling-mask",
         "--enable-chunked-prefill",
         "--disable-log-stats",
         "--no-calculate-kv-scales",
@@ -173,7 +173,7 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
             ["--calculate-kv-scales"],
             "calculate_kv_scales=True is not supported: all layers store keys and values in the same data type",
         ),
-        (["--enable-return-routed-experts"], "enable_return_routed_experts=True is not supported: steps take tokens"),
+        (["--return-sampling-mask"], "return_sampling_mask=True is not supported: steps take tokens"),
         (
             ["--ec-manager-config", '{"a": 1}'],
             "is not supported: the encoder cache has no settings of its own",

@@ -8,18 +8,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from asks import checked
-from configs import make_config
+from configs import SPEC, make_config
+from msgspec.structs import replace
 
 from raycore.client.output_parts import make_output_parts
 from raycore.client.output_processor import OutputProcessor
 from raycore.client.part import OutputPart
 from raycore.messages import FinishedRequest, OutputBatch, TokenReport
 from raycore.outputs import RequestOutput
+from raycore.parts.experts.models import MoeSpec
 from raycore.parts.hidden_states.client import HiddenStates
+from raycore.parts.routed_experts.client import ReturnedExperts
+from raycore.parts.routed_experts.config import RoutedExpertsConfig
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
 PROMPT = [7, 8, 9]
+MOE = replace(SPEC, moe=MoeSpec(9, 2, 8, [True, False]))
 
 
 class Sample(NamedTuple):
@@ -43,12 +48,24 @@ def _states(output: RequestOutput, index: int) -> list[bytes]:
     return [each.tobytes() for each in (*of_prompt[:-1], *of_output)]
 
 
+def _experts(output: RequestOutput, index: int) -> list[bytes]:
+    ids_TLK = output.outputs[index].routed_experts
+    assert ids_TLK is not None
+    return [each_LK[0].tobytes() for each_LK in ids_TLK]
+
+
 SAMPLES = [
     Sample(
         HiddenStates(),
         {"return_hidden_states": True, "return_prompt_hidden_states": True},
         lambda position, rank: np.array([position, rank], np.float32).tobytes(),
         _states,
+    ),
+    Sample(
+        ReturnedExperts(MOE),
+        {},
+        lambda position, rank: bytes([position, rank]),
+        _experts,
     ),
 ]
 ALL = pytest.mark.parametrize("sample", SAMPLES, ids=lambda each: each.part.name)
@@ -81,7 +98,8 @@ class Requests:
 
 
 def test_all_parts_are_tested() -> None:
-    assert {type(part) for part in make_output_parts(make_config())} <= {type(each.part) for each in SAMPLES}
+    config = replace(make_config(MOE), routed_experts=RoutedExpertsConfig(enable_return_routed_experts=True))
+    assert {type(part) for part in make_output_parts(config)} == {type(each.part) for each in SAMPLES}
 
 
 @ALL

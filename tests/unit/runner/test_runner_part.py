@@ -12,6 +12,7 @@ from small_model import BLOCK_SIZE, NUM_BLOCKS, make_runner, new_request, plan, 
 from raycore.messages import StepPlan, StepResult, TokenReport
 from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter, Drafting
 from raycore.parts.pooling.runner import PoolingHead
+from raycore.parts.routed_experts.worker import AllRowsToo, ChosenExperts
 from raycore.runner.heads import Head, NextStage
 from raycore.runner.part import PlanFollower, RunnerPart, StepExtra
 from raycore.runner.sampling_head import SamplingHead
@@ -21,7 +22,7 @@ from raycore.runner.step_parts import AdaptedRows, Lockstep, ReturnedTokens
 BASES: list[type] = [RunnerPart, Source, Head, Drafting]
 PARTS: list[type[RunnerPart]] = [
     *(AdaptedRows, Drafter, PlanFollower, Lockstep, NextStage, PoolingHead, ReturnedTokens, SamplingHead, StageBefore),
-    *(Tokens, TokensWithImages),
+    *(AllRowsToo, ChosenExperts, Tokens, TokensWithImages),
 ]
 
 

@@ -20,6 +20,7 @@ from raycore.parts.constraints.scheduler import Constraints
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning
 from raycore.parts.images.config import EncoderLimits
 from raycore.parts.images.scheduler import EncoderInputs
+from raycore.parts.routed_experts.scheduler import CachedExperts
 from raycore.parts.transfers.scheduler.cache_events import CacheEvents
 from raycore.parts.transfers.scheduler.transfers import Transfers
 from raycore.scheduler.part import Hooks, SchedulerPart, Start
@@ -36,6 +37,7 @@ PARTS: dict[type[SchedulerPart], dict[str, Any]] = {
     EncoderInputs: {"encoder": EncoderLimits(16, 16, True)},
     AdapterLimit: {"max_adapters": 1},
     Constraints: {},
+    CachedExperts: {"has_experts": True},
 }
 """In order, with the options that give a fake engine such a part. Cached blocks come before states, which shorten them,
 then what a connector has after both. Drafts come after states, whose positions they must not move. Metadata of a

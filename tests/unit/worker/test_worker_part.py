@@ -36,6 +36,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "AdapterReader": {"enable_lora": True},
     "WorkerTransfers": {"kv_transfer_config": {"kv_connector": "OffloadingConnector", "kv_role": "kv_both"}},
     "ExpertRegrouping": {"enable_expert_parallel": True},
+    "RoutedExpertsOfWorker": {"enable_return_routed_experts": True},
 }
 """By part: what an engine has to be started with for it. The others are parts of every worker."""
 

@@ -1,0 +1,1 @@
+"""Which experts computed a request's tokens, returned with its outputs."""
