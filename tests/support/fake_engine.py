@@ -26,6 +26,7 @@ from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
 from raycore.client.inputs import OnlyText, ParsedPrompt, PromptImages, parse_prompts
 from raycore.client.output_processor import OutputProcessor
+from raycore.client.part import OutputPart
 from raycore.client.watchers import Watcher, Watchers
 from raycore.config import EngineConfig, resolve
 from raycore.config.profiler import checked_prefix
@@ -123,6 +124,8 @@ class FakeEngine(AsyncCalls):
         """The admin calls, each as its name and arguments."""
         self.at_token: Callable[[int], Any] = lambda index: None
         """Called before each token; may raise, or return an awaitable."""
+        self.output_parts: list[OutputPart] = []
+        """What adds to outputs."""
         self.queue_s = self.step_s = 0.0
         """How long a request waits for its first step, and how long each step takes. Nothing is waited for: these are
         the times in the outputs' `metrics` and `trace`."""
@@ -273,7 +276,8 @@ class FakeEngine(AsyncCalls):
         seq_ids = [next(self._seq_ids) for _ in range(params.n)]
         arrival_s = time.monotonic()
         steps_end_s = itertools.count(arrival_s + self.queue_s + self.step_s, self.step_s)
-        assembler = OutputProcessor(self.tokenizer, clock=itertools.chain([arrival_s], steps_end_s).__next__)
+        clock = itertools.chain([arrival_s], steps_end_s).__next__
+        assembler = OutputProcessor(self.tokenizer, clock, self.output_parts)
         assembler.is_tracing = self._is_tracing
         assembler.add(checked(request_id, prompt, params, stream=ask.stream), seq_ids)
         self.num_underway += 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raycore.outputs import RequestOutput, SampleLogprobs
+from raycore.parts.routed_experts.server import experts_field
 from raycore.server.chat.message import MessageRun, TotalsCounter
 from raycore.server.chat.parts import CallBegin, MessageDelta, Part, ReasoningText
 from raycore.server.chat.prompt import as_dicts
@@ -107,6 +108,7 @@ class Chat:
             "logprobs": self._logprobs(delta.token_ids, delta.logprobs),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
+            **experts_field(delta.completion.routed_experts),
         }
         if self.request.return_token_ids:
             choice["token_ids"] = delta.token_ids
@@ -136,6 +138,7 @@ class Chat:
             choices[-1]["finish_reason"] = delta.finish_reason
             if delta.stop_reason is not None:
                 choices[-1]["stop_reason"] = delta.stop_reason
+            choices[-1] |= experts_field(delta.completion.routed_experts)
         return choices
 
     def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:

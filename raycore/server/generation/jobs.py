@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
@@ -141,7 +143,7 @@ async def _merged(streams: Sequence[AsyncGenerator[RequestOutput, None]]) -> Asy
 class New:
     """The part of a sequence's output that follows the previous part.
 
-    `finish_reason`, `stop_reason` and `weight_versions` are set only in the part with which the sequence finishes.
+    What comes after `logprobs` is set only in the part with which the sequence finishes.
     """
 
     text: str
@@ -150,6 +152,7 @@ class New:
     finish_reason: str | None
     stop_reason: int | str | None
     weight_versions: list[WeightVersionSpan] | None
+    routed_experts: NDArray[np.generic] | None
 
 
 class Progress:
@@ -173,6 +176,7 @@ class Progress:
             None if self._is_finished else output.finish_reason,
             None if self._is_finished else output.stop_reason,
             None if self._is_finished else output.weight_versions,
+            None if self._is_finished else output.routed_experts,
         )
         self._is_finished = output.finish_reason is not None
         self._num_characters = len(output.text)

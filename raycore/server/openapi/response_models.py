@@ -55,6 +55,8 @@ class CompletionChoice(BaseModel):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
     token_ids: list[int] | None = None
+    routed_experts: str | None = None
+    """With `enable_return_routed_experts`, at the end: a file of `numpy.save` in base64."""
 
 
 class CompletionAnswer(BaseModel):
@@ -107,6 +109,8 @@ class ChatChoice(BaseModel):
     finish_reason: FinishReason
     stop_reason: int | str | None
     token_ids: list[int] | None = None
+    routed_experts: str | None = None
+    """With `enable_return_routed_experts`, at the end: a file of `numpy.save` in base64."""
 
 
 class ChatAnswer(BaseModel):

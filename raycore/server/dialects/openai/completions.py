@@ -11,6 +11,7 @@ from raycore.client.inputs import ParsedPrompt
 from raycore.errors import InvalidRequest
 from raycore.json_fields import shortened
 from raycore.outputs import CompletionOutput, PromptLogprobs, RequestOutput
+from raycore.parts.routed_experts.server import experts_field
 from raycore.sampling_params import SamplingParams
 from raycore.server.contract.engine import ServingEngine
 from raycore.server.contract.service import Context
@@ -115,7 +116,7 @@ class Completion:
         new = progress.advance(completion)
         if request.max_tokens == 0:
             # leave out the one token that the engine had to generate
-            new = New("", [], [], new.finish_reason and "length", None, new.weight_versions)
+            new = New("", [], [], new.finish_reason and "length", None, new.weight_versions, new.routed_experts)
         text = (echoed or "") + new.text
         wants_tokens = request.logprobs is not None or request.return_token_ids
         if not (text or new.finish_reason or (wants_tokens and new.token_ids)):
@@ -127,6 +128,7 @@ class Completion:
             "logprobs": self._logprobs(number, completion, new, progress, output.prompt_logprobs, echoed),
             "finish_reason": new.finish_reason,
             "stop_reason": new.stop_reason,
+            **experts_field(new.routed_experts),
         }
         if request.return_token_ids:
             shows_prompt = is_first and not self.jobs[number].prompt.has_unknown_tokens

@@ -11,6 +11,7 @@ from typing import Any
 from raycore.client.inputs import ParsedPrompt
 from raycore.errors import InvalidRequest
 from raycore.outputs import Logprob, PositionLogprobs, RequestOutput
+from raycore.parts.routed_experts.server import experts_field
 from raycore.server.contract.engine import ServingEngine
 from raycore.server.contract.service import Context
 from raycore.server.dialects.tokens.parameters import sampling_params
@@ -114,6 +115,7 @@ class Generation:
             "finish_reason": new.finish_reason,
             "stop_reason": new.stop_reason,
             "weight_versions": None if new.weight_versions is None else [asdict(span) for span in new.weight_versions],
+            **experts_field(new.routed_experts),
         }
         return choice | {"text": new.text} if self._has_text else choice
 

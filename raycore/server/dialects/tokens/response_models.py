@@ -23,6 +23,8 @@ class GeneratedChoice(BaseModel):
     finish_reason: FinishReason
     stop_reason: int | str | None
     weight_versions: list[WeightVersion] | None
+    routed_experts: str | None = None
+    """With `enable_return_routed_experts`, at the end: a file of `numpy.save` in base64."""
 
 
 class GeneratedTokens(BaseModel):
