@@ -113,25 +113,18 @@ class Rates:
         )
 
 
-def weight_counts(spec: ModelSpec) -> tuple[int, int, int]:
-    """Return how many weights a model has: of layers without their experts, of one expert, and of the head."""
-    dim, num_q, num_kv = spec.hidden_size, spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    layers = spec.num_layers * dim * (2 * num_q + 2 * num_kv)
-    expert = 0
-    for layer in range(spec.num_layers):
-        if spec.moe is not None and spec.moe.sparse_layers[layer]:
-            layers += dim * spec.moe.num_experts
-            expert = 3 * dim * spec.moe.intermediate_size
-        else:
-            layers += 3 * dim * spec.intermediate_size
-    return layers, expert, spec.vocab_size * dim
+def weight_counts(spec: ModelSpec) -> tuple[int, int, int, int]:
+    """Return how many weights a model has: of layers without experts, of experts, of those of them that a token uses,
+    and of the head."""
+    layers = sum(part.num_weights(spec) for part in (*spec.mixers, *spec.feed_forwards))
+    experts, used = map(sum, zip(*(part.expert_weights(spec) for part in spec.feed_forwards), strict=True))
+    return layers - used, experts, used, spec.vocab_size * spec.hidden_size
 
 
 def model_bytes(spec: ModelSpec) -> int:
     """Return the size of all weights in bfloat16."""
-    layers, expert, head = weight_counts(spec)
-    num_experts = 0 if spec.moe is None else spec.moe.num_experts * sum(spec.moe.sparse_layers)
-    return 2 * (layers + num_experts * expert + head * (1 if spec.tie_word_embeddings else 2))
+    layers, experts, _, head = weight_counts(spec)
+    return 2 * (layers + experts + head * (1 if spec.tie_word_embeddings else 2))
 
 
 def decode_bytes(spec: ModelSpec, batch: int, context: int) -> float:
@@ -139,25 +132,21 @@ def decode_bytes(spec: ModelSpec, batch: int, context: int) -> float:
 
     Of each layer's experts, it reads so many different ones as uniform routing is expected to choose.
     """
-    layers, expert, head = weight_counts(spec)
-    num_weights = layers + head
-    if spec.moe is not None:
-        unused = (1 - spec.moe.num_experts_per_tok / spec.moe.num_experts) ** batch
-        num_weights += expert * spec.moe.num_experts * (1 - unused) * sum(spec.moe.sparse_layers)
+    layers, experts, used, head = weight_counts(spec)
+    unused = (1 - used / experts) ** batch if experts else 0.0
+    num_weights = layers + head + experts * (1 - unused)
     num_seen = sum(min(context, window or context) for window in spec.layer_windows)
     return 2 * (num_weights + batch * num_seen * 2 * spec.num_kv_heads * spec.head_dim)
 
 
 def prompt_flops(spec: ModelSpec, num_tokens: int) -> float:
     """Return the additions and multiplications of a prompt, those of attention included."""
-    layers, expert, head = weight_counts(spec)
-    if spec.moe is not None:
-        layers += expert * spec.moe.num_experts_per_tok * sum(spec.moe.sparse_layers)
+    layers, _, used, head = weight_counts(spec)
     num_pairs = 0
     for window in spec.layer_windows:
         width = min(window or num_tokens, num_tokens)
         num_pairs += width * (width + 1) // 2 + (num_tokens - width) * width
-    return 2 * (layers * num_tokens + head) + 4 * num_pairs * spec.num_heads * spec.head_dim
+    return 2 * ((layers + used) * num_tokens + head) + 4 * num_pairs * spec.num_heads * spec.head_dim
 
 
 def measure_rates(device: torch.device, num_bytes: int, dim: int) -> Rates:

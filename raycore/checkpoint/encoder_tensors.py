@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from raycore.checkpoint.tensor_shapes import Shapes, dense_tensors, mixer_tensors
+from raycore.checkpoint.tensor_shapes import Shapes, part_tensors
 from raycore.models.spec import ModelSpec
 
 
@@ -25,10 +25,10 @@ def encoder_tensors(spec: ModelSpec) -> Shapes:
     yield from _norm(spec, f"{root}{names.embedding_norm}")
     for layer in range(spec.num_layers):
         prefix = spec.names.layer(layer)
-        yield from mixer_tensors(spec, layer, prefix)
+        yield from part_tensors(spec, spec.mixers[layer], prefix)
         if encoder.has_attention_norm(layer):
             yield from _norm(spec, f"{prefix}{names.attention_norm}")
-        yield from dense_tensors(spec, prefix)
+        yield from part_tensors(spec, spec.feed_forwards[layer], prefix)
         yield from _norm(spec, f"{prefix}{names.feed_forward_norm}")
     if names.final_norm is not None:
         yield from _norm(spec, f"{root}{names.final_norm}")

@@ -68,14 +68,8 @@ def layer_costs(spec: ModelSpec) -> list[int]:
 
     Those of attention itself are not counted, because they depend on the length of the sequence.
     """
-    costs: list[int] = []
-    for layer, mixer in enumerate(spec.mixers):
-        feed_forward = 3 * spec.intermediate_size
-        if spec.moe is not None and spec.moe.sparse_layers[layer]:
-            shared = spec.moe.shared
-            feed_forward = 3 * spec.moe.num_experts_per_tok * spec.moe.intermediate_size + spec.moe.num_experts
-            feed_forward += 0 if shared is None else 3 * shared.intermediate_size + shared.has_gate
-        costs.append(mixer.num_weights(spec) + spec.hidden_size * feed_forward)
+    layers = zip(spec.mixers, spec.feed_forwards, strict=True)
+    costs = [mixer.num_weights(spec) + feed_forward.num_weights(spec) for mixer, feed_forward in layers]
     costs[-1] += spec.hidden_size * spec.vocab_size
     return costs
 

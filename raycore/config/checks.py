@@ -279,10 +279,9 @@ def check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> N
             "quantization='fp8' can't be used with batch_invariant=True, because the kernel that multiplies in fp8 "
             "depends on the number of tokens: omit one of them"
         )
-    if spec.moe is not None:
-        raise InvalidConfig(
-            f"quantization={wanted!r}, but {path} ({spec.architecture}) has experts, which aren't quantized: omit it"
-        )
+    why = spec.why_not("quantization")
+    if why is not None:
+        raise InvalidConfig(f"quantization={wanted!r}, but {path} ({spec.architecture}) {why}: omit it")
 
 
 def check_cache_dtype(chosen: dict[str, Any]) -> None:

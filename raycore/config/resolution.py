@@ -133,7 +133,7 @@ def resolve(
     check_transformers(chosen, parallel, spec)
     check_encoder(chosen, parallel, spec)
     check_pooling(chosen, spec.pooling, parallel.prefill_context_parallel_size)
-    if parallel.enable_expert_parallel and spec.moe is None:
+    if parallel.enable_expert_parallel and not spec.has_experts:
         raise InvalidConfig(f"enable_expert_parallel=True, but {path} ({spec.architecture}) has no experts: omit it")
     spec.check_tensor_parallel(parallel.tensor_parallel_size, parallel.enable_expert_parallel)
     parallel.stages(spec)  # raises if layers can't be divided like this

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
-from raycore.decoder.mixer import Mixer, MixerPlace
+from raycore.decoder.mixer import Mixer
 from raycore.layers.norm import WidthNorm
 from raycore.layers.operations import Operations
+from raycore.layers.part_place import PartPlace
 from raycore.layers.rope import PairOrder
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -34,7 +35,7 @@ class AttentionMixer(Mixer):
 
     _PARTS: ClassVar[Mapping[str, str]] = {"_qkv": "qkv_proj", "_width_norm": "qk_norm", "o": "o_proj"}
 
-    def __init__(self, place: MixerPlace, weights: AttentionWeights) -> None:
+    def __init__(self, place: PartPlace, weights: AttentionWeights) -> None:
         spec, ranks, operations = place.spec, place.ranks, place.operations
         self._stage_index = place.stage_index
         self._rotated = rotated_heads(spec, ranks.size)

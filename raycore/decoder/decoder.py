@@ -8,30 +8,29 @@ hidden size, O fused query, key and value rows, N heads, H elements of a head, V
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import ClassVar
+from itertools import compress
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
-from raycore.decoder.mixer import Mixer, MixerPlace, make_mixer
+from raycore.decoder.mixer import Mixer
 from raycore.decoder.network import NO_TAPS, Network, RunLayer, Taps, WeightParts
-from raycore.layers.feed_forward import DenseFeedForward, FeedForward, SparseFeedForward
+from raycore.layers.feed_forward import FeedForward
 from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
-from raycore.layers.linear import Linear
 from raycore.layers.operations import Norm, Operations
+from raycore.layers.part_place import Adapt, PartPlace, unadapted
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.layers import Adapters
 from raycore.parts.experts.parallel import ExpertRanks, SplitExperts
-from raycore.parts.experts.weights import MoeWeights
 from raycore.profile_session import ProfiledParts
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
-from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.weights.loader import DecoderWeights, LayerWeights
 from raycore.weights.named import dense_tensors
 
 _NORMS = (
@@ -105,12 +104,11 @@ class Decoder(Network):
         experts = experts or SplitExperts(ranks)
         for stage_index, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
-            is_last = layer == spec.num_layers - 1
-            made = Layer(stage_index, layer, spec, own, ranks, experts, operations, adapters, is_last=is_last)
-            self._layers.append(made)
+            self._layers.append(Layer(stage_index, layer, spec, own, ranks, experts, operations, adapters))
         self.constants = [layer.mixer.constants for layer in self._layers]
-        feed_forwards = [layer.feed_forward for layer in self._layers]
-        self.sparse_layers = [each for each in feed_forwards if isinstance(each, SparseFeedForward)]
+        layers: list[Any] = self._layers
+        has_experts = (spec.feed_forwards[layer].has_experts for layer in stage.layers)
+        self.sparse_layers = [layer.feed_forward for layer in compress(layers, has_experts)]
 
     def forward(
         self,
@@ -232,29 +230,28 @@ class Layer:
         experts: ExpertRanks,
         operations: Operations,
         adapters: Adapters | None = None,
-        *,
-        is_last: bool,
     ) -> None:
         """
         Args:
             stage_index: the layer's index among those of the stage.
             index: the layer's index among those of the model.
             adapters: see `Decoder`.
-            is_last: whether it is the model's last layer.
         """
         self._stage_index = stage_index
-        self._is_last = is_last
         self._residual_multiplier = spec.residual_multiplier
         self._norms = {name: getattr(weights, name) for name in _NORMS}
         self.input_norm = make_norm(weights.before_attention_D, spec, operations)
         self._after_attention = make_norm(weights.after_attention_D, spec, operations)
         self._post_norm = make_norm(weights.before_feed_forward_D, spec, operations)
         self._after_feed_forward = make_norm(weights.after_feed_forward_D, spec, operations)
-        self._adapters = adapters
-        self.mixer: Mixer = make_mixer(
-            MixerPlace(spec, index, stage_index, ranks, operations, self._adapted), weights.mixer
+        adapt: Adapt = (
+            unadapted
+            if adapters is None
+            else lambda linear, name, ranks: adapters.around(linear, (stage_index, name), ranks)
         )
-        self.feed_forward = self._make_feed_forward(spec, weights, ranks, experts, operations)
+        place = PartPlace(spec, index, stage_index, ranks, experts, operations, adapt)
+        self.mixer: Mixer = place.make(spec.mixers[index], weights.mixer)
+        self.feed_forward: FeedForward = place.make(spec.feed_forwards[index], weights.feed_forward)
 
     @property
     def parts(self) -> Mapping[str, str]:
@@ -285,37 +282,7 @@ class Layer:
 
     def weights(self) -> LayerWeights:
         """Return the weights that the layer was made of, without those of experts."""
-        return LayerWeights(mixer=self.mixer.weights(), feed_forward=_dense_weights(self.feed_forward), **self._norms)
-
-    def _make_feed_forward(
-        self,
-        spec: ModelSpec,
-        weights: LayerWeights,
-        ranks: TensorParallel,
-        experts: ExpertRanks,
-        operations: Operations,
-    ) -> FeedForward:
-        own = weights.feed_forward
-        if isinstance(own, MlpWeights):
-            around = None if self._adapters is None else partial(self._adapted, name="gate_up")
-            gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias, around, spec.gate)
-            down = self._adapted(operations.linear(own.down_DF, own.down_bias, ranks), "down", ranks)
-            return DenseFeedForward(gate_up, down)
-        assert spec.moe is not None
-        return SparseFeedForward(spec.moe, own, experts, self._is_last, operations, ranks, spec.gate)
-
-    def _adapted(self, linear: Linear, name: str, ranks: TensorParallel | None = None) -> Linear:
-        """Return a linear layer with what adapters add to it. `ranks`: those over which its input is split."""
-        return linear if self._adapters is None else self._adapters.around(linear, (self._stage_index, name), ranks)
-
-
-def _dense_weights(feed_forward: FeedForward) -> MlpWeights | MoeWeights:
-    """Return the weights that a feed-forward part was made of, without those of experts."""
-    if isinstance(feed_forward, SparseFeedForward):
-        return feed_forward.dense_weights()
-    assert isinstance(feed_forward, DenseFeedForward)
-    gate_up, down = feed_forward.gate_up, feed_forward.down
-    return MlpWeights(gate_up_FD=gate_up.weight, gate_up_bias=gate_up.bias, down_DF=down.weight, down_bias=down.bias)
+        return LayerWeights(mixer=self.mixer.weights(), feed_forward=self.feed_forward.weights(), **self._norms)
 
 
 def make_norm(weight_D: Tensor | None, spec: ModelSpec, operations: Operations) -> Norm | None:
@@ -336,12 +303,4 @@ def _dtype_of(weights: DecoderWeights) -> torch.dtype:
 
 def num_weights(spec: ModelSpec, layer: LayerWeights) -> int:
     """Return the number of multiplications for one token in a layer, without those of attention."""
-    own, total = layer.feed_forward, layer.mixer.num_weights
-    if isinstance(own, MlpWeights):
-        return total + own.gate_up_FD.numel() + own.down_DF.numel()
-    assert spec.moe is not None
-    share_used = spec.moe.num_experts_per_tok / spec.moe.num_experts
-    total += own.router_ED.numel()
-    if own.shared is not None:
-        total += own.shared.gate_up_FD.numel() + own.shared.down_DF.numel()
-    return total + int(share_used * (own.gate_up_EFD.numel() + own.down_EDF.numel()))
+    return layer.mixer.num_weights(spec) + layer.feed_forward.num_weights(spec)

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
-from raycore.decoder.mixer import Mixer, MixerPlace, plain
+from raycore.decoder.mixer import Mixer, plain
+from raycore.layers.part_place import PartPlace
 from raycore.models.mixers.delta import DeltaSpec
-from raycore.weights.mixer_weights import MixerWeights
+from raycore.weights.layer_part_weights import LayerPartWeights
 
 
 @dataclass
-class DeltaWeights(MixerWeights):
+class DeltaWeights(LayerPartWeights):
     """The weights of the gated delta rule in one layer on one rank."""
 
     qkvz_ID: Tensor
@@ -58,7 +59,7 @@ class DeltaMixer(Mixer):
 
     _PARTS: ClassVar[Mapping[str, str]] = {"_in": "in_proj", "_z": "z_proj", "o": "out_proj"}
 
-    def __init__(self, place: MixerPlace, weights: DeltaWeights) -> None:
+    def __init__(self, place: PartPlace, weights: DeltaWeights) -> None:
         spec, ranks, operations = place.spec, place.ranks, place.operations
         own: DeltaSpec = place.mixer.of_rank(ranks.size)
         self._stage_index = place.stage_index

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
-from raycore.decoder.mixer import Mixer, MixerPlace, plain
+from raycore.decoder.mixer import Mixer, plain
+from raycore.layers.part_place import PartPlace
 from raycore.models.mixers.kda import KdaSpec
-from raycore.weights.mixer_weights import MixerWeights
+from raycore.weights.layer_part_weights import LayerPartWeights
 
 
 @dataclass
-class KdaWeights(MixerWeights):
+class KdaWeights(LayerPartWeights):
     """The weights of Kimi's delta attention in one layer on one rank."""
 
     qkv_ID: Tensor
@@ -68,7 +69,7 @@ class KdaMixer(Mixer):
         "o": "o_proj",
     }
 
-    def __init__(self, place: MixerPlace, weights: KdaWeights) -> None:
+    def __init__(self, place: PartPlace, weights: KdaWeights) -> None:
         spec, ranks, operations, adapt = place.spec, place.ranks, place.operations, place.adapt
         own: KdaSpec = place.mixer.of_rank(ranks.size)
         self._stage_index = place.stage_index

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
 from raycore.decoder.attention_mixer import row_tensors
-from raycore.decoder.mixer import Mixer, MixerPlace
+from raycore.decoder.mixer import Mixer
+from raycore.layers.part_place import PartPlace
 from raycore.layers.rope import PairOrder
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.spec import ModelSpec
@@ -44,7 +45,7 @@ class LatentMixer(Mixer):
         "o": "o_proj",
     }
 
-    def __init__(self, place: MixerPlace, weights: LatentWeights) -> None:
+    def __init__(self, place: PartPlace, weights: LatentWeights) -> None:
         spec, ranks, operations = place.spec, place.ranks, place.operations
         self._stage_index = place.stage_index
         self._heads: LatentHeads = place.mixer

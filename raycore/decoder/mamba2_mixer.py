@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
-from raycore.decoder.mixer import Mixer, MixerPlace, plain
+from raycore.decoder.mixer import Mixer, plain
+from raycore.layers.part_place import PartPlace
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.weights.mixer_weights import MixerWeights
+from raycore.weights.layer_part_weights import LayerPartWeights
 
 
 @dataclass
-class Mamba2Weights(MixerWeights):
+class Mamba2Weights(LayerPartWeights):
     """The weights of Mamba-2 in one layer on one rank."""
 
     in_ID: Tensor
@@ -62,7 +63,7 @@ class Mamba2Mixer(Mixer):
 
     _PARTS: ClassVar[Mapping[str, str]] = {"_in": "in_proj", "_z": "z_proj", "o": "out_proj"}
 
-    def __init__(self, place: MixerPlace, weights: Mamba2Weights) -> None:
+    def __init__(self, place: PartPlace, weights: Mamba2Weights) -> None:
         spec, ranks, operations = place.spec, place.ranks, place.operations
         mixer: Mamba2Spec = place.mixer
         self._stage_index = place.stage_index

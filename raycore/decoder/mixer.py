@@ -3,48 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
 from raycore.class_paths import import_path
 from raycore.layers.linear import Linear
-from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
-from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.weights import LoraLinear, LoraWeights
-from raycore.weights.mixer_weights import MixerWeights
-
-Adapt = Callable[[Linear, str, TensorParallel | None], Linear]
-"""Returns a linear layer with what adapters add to it. The ranks are those over which its input is split."""
-
-
-@dataclass(frozen=True, slots=True)
-class MixerPlace:
-    """Where a mixer is, and what it is made with."""
-
-    spec: ModelSpec
-    index: int
-    """The layer's index among those of the model."""
-    stage_index: int
-    """The layer's index among those of the stage."""
-    ranks: TensorParallel
-    operations: Operations
-    adapt: Adapt
-
-    @property
-    def mixer(self) -> Any:
-        """The spec of the layer's mixer."""
-        return self.spec.mixers[self.index]
+from raycore.weights.layer_part_weights import LayerPartWeights
 
 
 class Mixer(ABC):
     """One rank's mixer in one layer. What depends on positions and on the cache is in `Attention`.
 
-    `MixerSpec.computed_by` names the class, which gets the arguments of `make_mixer`.
+    `MixerSpec.computed_by` names the class, which gets a `PartPlace` and the weights.
     """
 
     o: Linear
@@ -64,7 +39,7 @@ class Mixer(ABC):
         """Return the input of `o`, for the layer's input, and store what later tokens need of it."""
 
     @abstractmethod
-    def weights(self) -> MixerWeights:
+    def weights(self) -> LayerPartWeights:
         """Return the weights that the mixer was made of. Most are copies."""
 
     @staticmethod  # noqa: B027  # most outputs are in the checkpoint's order
@@ -81,19 +56,10 @@ def plain(linear: Linear) -> Tensor:
     return linear.weight
 
 
-def make_mixer(place: MixerPlace, weights: MixerWeights) -> Mixer:
-    """Return a layer's mixer. `weights`: of the class that `MixerSpec.weights_class` names."""
-    return _mixer_class(place.spec, place.index)(place, weights)
-
-
 def reorder_adapter_(adapter: LoraWeights, spec: ModelSpec, tp_size: int, first_layer: int = 0) -> None:
     """Bring what an adapter adds in the order in which mixers have their outputs. They share its memory.
 
     `first_layer`: the index in the model of the adapter's first layer.
     """
     for index, linears in enumerate(adapter.layers, start=first_layer):
-        _mixer_class(spec, index).reorder_adapter_(linears, spec, index, tp_size)
-
-
-def _mixer_class(spec: ModelSpec, index: int) -> Any:
-    return import_path(spec.mixers[index].computed_by)
+        import_path(spec.mixers[index].computed_by).reorder_adapter_(linears, spec, index, tp_size)

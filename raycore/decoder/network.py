@@ -15,8 +15,8 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
 from raycore.checkpoint.stages import Stage
-from raycore.layers.feed_forward import SparseFeedForward
 from raycore.messages import StepPlan
+from raycore.parts.experts.layers.sparse_feed_forward import SparseFeedForward
 from raycore.profile_session import ProfiledParts
 
 Taps = Mapping[int, Callable[[Tensor], None]]

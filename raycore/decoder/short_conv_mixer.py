@@ -14,13 +14,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
-from raycore.decoder.mixer import Mixer, MixerPlace
-from raycore.weights.mixer_weights import MixerWeights
+from raycore.decoder.mixer import Mixer
+from raycore.layers.part_place import PartPlace
+from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.weight import Weight
 
 
 @dataclass
-class ShortConvWeights(MixerWeights):
+class ShortConvWeights(LayerPartWeights):
     """The weights of a short convolution in one layer on one rank."""
 
     in_ID: Weight
@@ -52,7 +53,7 @@ class ShortConvMixer(Mixer):
 
     _PARTS: ClassVar[Mapping[str, str]] = {"_in": "in_proj", "o": "out_proj"}
 
-    def __init__(self, place: MixerPlace, weights: ShortConvWeights) -> None:
+    def __init__(self, place: PartPlace, weights: ShortConvWeights) -> None:
         ranks, operations = place.ranks, place.operations
         self._stage_index = place.stage_index
         self._kept = {name: getattr(weights, name) for name in ("conv_CW", "conv_bias_C")}

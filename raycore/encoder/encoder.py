@@ -21,17 +21,16 @@ from raycore.attention.spec import Attention, MixerConstants
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.attention_mixer import AttentionMixer
 from raycore.decoder.decoder import embed
-from raycore.decoder.mixer import MixerPlace
 from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayer, Taps
 from raycore.encoder.weights import EncoderLayerWeights, EncoderWeights, NormWeights
 from raycore.layers.feed_forward import DenseFeedForward
-from raycore.layers.linear import Linear
 from raycore.layers.operations import AddNorm, Operations
+from raycore.layers.part_place import PartPlace
 from raycore.messages import StepPlan
 from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.parts.experts.parallel import ExpertRanks
+from raycore.parts.experts.parallel import ExpertRanks, SplitExperts
 from raycore.profile_session import ProfiledParts
 from raycore.step.batch import StepInputs
 from raycore.step.copies import to_device
@@ -71,7 +70,8 @@ class Encoder(Network):
         self._first_position = spec.encoder.first_position
         self._places_PD, self._type_stride = _place_table(weights, device)
         self._embedding_norm = _norm(weights.embedding_norm, spec.encoder, operations)
-        self.num_weights = sum(_num_weights(layer) for layer in weights.layers)
+        parts = (part for layer in weights.layers for part in (layer.mixer, layer.feed_forward))
+        self.num_weights = sum(part.num_weights(spec) for part in parts)
         self.num_key_value_numbers = 0  # nothing is read from a cache
         self.constants = [MixerConstants()] * spec.num_layers
         self._layers: list[EncoderLayer] = []
@@ -158,13 +158,9 @@ class EncoderLayer:
     ) -> None:
         """`norms`: of the sums of the residual stream with the result of attention, and with that of feed-forward."""
         self._norm_after_attention, self._norm_after_feed_forward = norms
-        self.mixer = AttentionMixer(MixerPlace(spec, index, index, ranks, operations, _unadapted), weights.mixer)
-        own = weights.feed_forward
-        if spec.is_gated:
-            gate_up = operations.gated_linear(own.gate_up_FD, own.gate_up_bias, gate=spec.gate)
-        else:
-            gate_up = operations.activated_linear(own.gate_up_FD, own.gate_up_bias, spec.gate)
-        self.feed_forward = DenseFeedForward(gate_up, operations.linear(own.down_DF, own.down_bias, ranks))
+        place = PartPlace(spec, index, index, ranks, SplitExperts(ranks), operations)
+        self.mixer = AttentionMixer(place, weights.mixer)
+        self.feed_forward = DenseFeedForward(place, weights.feed_forward)
 
     def __call__(self, stream: ResidualStream, attention: Attention, rows_R: Tensor | None = None) -> ResidualStream:
         """Return the stream after the layer, or only its rows `rows_R`. May overwrite `stream`."""
@@ -245,12 +241,3 @@ def _place_table(weights: EncoderWeights, device: torch.device) -> tuple[Tensor 
     types_KD = types_KD[:2]
     sums_KPD = types_KD.float()[:, None] + positions_PD.float()[None]
     return sums_KPD.flatten(0, 1).to(device), len(positions_PD) if len(types_KD) > 1 else 0
-
-
-def _num_weights(layer: EncoderLayerWeights) -> int:
-    own = layer.feed_forward
-    return layer.mixer.num_weights + own.gate_up_FD.numel() + own.down_DF.numel()
-
-
-def _unadapted(linear: Linear, name: str, ranks: TensorParallel | None) -> Linear:
-    return linear

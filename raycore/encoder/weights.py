@@ -11,11 +11,10 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raycore.parts.experts.weights import Fill
 from raycore.weights.attention_weights import AttentionWeights
 from raycore.weights.fill import RandomFill
+from raycore.weights.layer_part_weights import MlpWeights
 from raycore.weights.loader import (
-    MlpWeights,
     Progress,
     RankLayout,
     fill_weights,
@@ -23,6 +22,7 @@ from raycore.weights.loader import (
     read_share,
 )
 from raycore.weights.share import WeightShare
+from raycore.weights.weight import Fill
 
 
 @dataclass
@@ -111,9 +111,9 @@ class _EncoderLayout:
         prefix, names = self._spec.names.layer(index), self._encoder.names
         has_norm = self._encoder.has_attention_norm(index)
         return EncoderLayerWeights(
-            mixer=self._rank.mixer(AttentionWeights, self._spec.attention, prefix),
+            mixer=self._rank.part(self._spec.mixers[index], prefix),
             attention_norm=self._norm(f"{prefix}{names.attention_norm}") if has_norm else None,
-            feed_forward=self._rank.dense(prefix),
+            feed_forward=self._rank.part(self._spec.feed_forwards[index], prefix),
             feed_forward_norm=self._norm(f"{prefix}{names.feed_forward_norm}"),
         )
 

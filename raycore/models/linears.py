@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["FusedLinear", "dense_linears"]
+__all__ = ["FusedLinear"]
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from raycore.models.rows import Rows, divided, stored_together, whole
-
-if TYPE_CHECKING:
-    from raycore.models.spec import ModelSpec  # it has mixers, which have linear layers
+from raycore.models.rows import Rows
 
 
 class FusedLinear(NamedTuple):
@@ -44,19 +41,3 @@ class FusedLinear(NamedTuple):
     def shapes(self) -> dict[str, tuple[int, int]]:
         """Return the numbers of outputs and inputs of the checkpoint's projections, by name."""
         return {part.name: (part.num_stored, self.inputs.total) for part in self.outputs}
-
-
-def dense_linears(spec: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[FusedLinear, FusedLinear]:
-    """Return the linear layers of a dense feed-forward part on one of `tp_size` ranks, as `MlpWeights` has them."""
-    names, size, hidden = spec.names, spec.intermediate_size, whole("", spec.hidden_size)
-    own = (divided(name, size, tp_rank, tp_size) for name in (names.gate, names.up))
-    gate, up = stored_together(names.gate_up, *own)
-    gate_up, down = (gate, up) if spec.is_gated else (up,), hidden._replace(name=names.down)
-
-    def biased(parts: tuple[Rows, ...]) -> frozenset[str]:
-        return frozenset(part.name for part in parts if spec.mlp_bias)
-
-    return (
-        FusedLinear("gate_up_FD", gate_up, hidden, "gate_up_bias", biased(gate_up), adapted="gate_up"),
-        FusedLinear("down_DF", (down,), gate, "down_bias", biased((down,)), reads_divided=True, adapted="down"),
-    )

@@ -24,10 +24,12 @@ import msgspec
 
 from raycore.errors import InvalidConfig
 from raycore.models.encoder_spec import EncoderSpec
+from raycore.models.feed_forward import FeedForwardSpec, feed_forwards_of
+from raycore.models.layer_part import LayerPart, Refusable
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.kinds import StateSpec, attention_of, kinds_of, mixers_of
 from raycore.models.mixers.latent import LatentHeads
-from raycore.models.mixers.spec import MixerSpec, Refusable
+from raycore.models.mixers.spec import MixerSpec
 from raycore.models.quantization import Quantization
 from raycore.models.rotation import Rotation
 from raycore.models.rows import Rows, divided, whole
@@ -322,14 +324,34 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
         """What mixes tokens in some layer, each one once."""
         return kinds_of(self)
 
+    @cached_property
+    def feed_forwards(self) -> list[FeedForwardSpec]:
+        """By layer: its feed-forward part."""
+        return feed_forwards_of(self)
+
+    @cached_property
+    def feed_forward_kinds(self) -> list[FeedForwardSpec]:
+        """What is the feed-forward part of some layer, each one once, the dense one first."""
+        return sorted({id(each): each for each in self.feed_forwards}.values(), key=lambda each: each.has_experts)
+
+    @property
+    def part_kinds(self) -> list[LayerPart]:
+        """What is a part of some layer, each one once."""
+        return [*self.feed_forward_kinds, *self.mixer_kinds]
+
     @property
     def keeps_states(self) -> bool:
         """Whether some layers keep a state of each sequence."""
         return any(kind.keeps_state for kind in self.mixer_kinds)
 
+    @property
+    def has_experts(self) -> bool:
+        """Whether some layers have experts."""
+        return any(kind.has_experts for kind in self.feed_forward_kinds)
+
     def why_not(self, asked: Refusable) -> str | None:
         """Why the model's layers exclude what is asked, as `has layers that ...`. None: they don't."""
-        return next((kind.refused[asked] for kind in self.mixer_kinds if asked in kind.refused), None)
+        return next((kind.refused[asked] for kind in self.part_kinds if asked in kind.refused), None)
 
     def kv_heads_per_rank(self, tp_size: int) -> int:
         """Number of key-value heads on each of `tp_size` ranks. With fewer heads than ranks, ranks share heads."""
@@ -374,12 +396,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
         sizes = {"num_attention_heads": self.num_heads}
         for kind in self.mixer_kinds:
             sizes |= kind.split_sizes
-        if self.moe is None or not all(self.moe.sparse_layers):
-            sizes["intermediate_size"] = self.intermediate_size
-        if self.moe is not None and not expert_parallel:
-            sizes[self.moe.size_key] = self.moe.intermediate_size
-        if self.moe is not None and self.moe.shared is not None:
-            sizes[self.moe.shared.size_key] = self.moe.shared.intermediate_size
+        for kind in self.feed_forward_kinds:
+            sizes |= kind.split_sizes(self, expert_parallel=expert_parallel)
         return sizes
 
     def _tensor_parallel_sizes(self, sizes: dict[str, int]) -> list[int]:

@@ -2,8 +2,9 @@
 
 Memory that grows with the product of two limits is bounded where it is allocated (`GatherScratch`, `rows_at_a_time`),
 and counted with the same functions. Other memory grows with the number of tokens in a step. Of that, the tensors are
-counted that exist at the moment when most memory is in use. `MixerMemory` counts what mixing tokens needs, and this
-module the rest. A test compares the bound with what steps allocate.
+counted that exist at the moment when most memory is in use. `MixerMemory` counts what mixing tokens needs,
+`FeedForwardSpec` what feed-forward parts need, and this module the rest. A test compares the bound with what steps
+allocate.
 
 Not included: results of requests, such as the log probabilities of a whole vocabulary for every token of a prompt.
 """
@@ -53,12 +54,10 @@ def step_bytes(
     mixers = _mixer_memories(spec, limits, tp_size, dtype, batch_invariant)
     is_native = native and native_attention
     mixed = max(mixer.token_numbers(is_native=is_native) for mixer in mixers)
-    if is_native:
-        of_token = _native_token_bytes(spec, tp_size, dtype, mixed)
-    else:
-        of_token = _token_bytes(spec, tp_size, dtype, batch_invariant, mixed)
-    layer = limits.num_tokens * (of_token + _expert_bytes(spec, limits, tp_size, dtype, native))
-    layer = max(layer, *(mixer.layer_bytes(is_native=native) for mixer in mixers))
+    # norms and rotations compute in float32; for batch invariance, on a few rows at a time
+    wide = FLOAT32_BYTES // dtype.itemsize + (not batch_invariant)
+    of_token = _token_bytes(spec, limits, tp_size, dtype, wide, mixed, is_native=is_native)
+    layer = max(limits.num_tokens * of_token, *(mixer.layer_bytes(is_native=native) for mixer in mixers))
     if spec.pooling is not None:
         logits = _pooling_bytes(spec, spec.pooling, limits, dtype)
     else:
@@ -89,41 +88,23 @@ def _mixer_memories(
     return [import_path(kind.memory)(kind, spec, limits, tp_size, dtype, batch_invariant) for kind in spec.mixer_kinds]
 
 
-def _native_token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, mixed: int) -> int:
-    """Return the bytes that one token needs within a layer, without experts, if native kernels compute the layer.
+def _token_bytes(
+    spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, wide: int, mixed: int, *, is_native: bool
+) -> int:
+    """Return the bytes that one token needs within a layer, and if engines share experts, one of each of these engines.
 
-    `mixed`: how many numbers it has in the mixer.
+    Args:
+        wide: how often plain torch has a number in the mixer, and how often more a hidden state.
+        mixed: how many numbers it has in the mixer.
+        is_native: whether native kernels compute the layer.
     """
-    feed_forward = 0 if spec.moe is not None else 3 * spec.intermediate_size // tp_size
-    return (4 * spec.hidden_size + max(mixed, feed_forward)) * dtype.itemsize
-
-
-def _token_bytes(spec: ModelSpec, tp_size: int, dtype: torch.dtype, batch_invariant: bool, mixed: int) -> int:
-    """Return the same in plain torch."""
-    # norms and rotations compute in float32; for batch invariance, on a few rows at a time
-    wide = FLOAT32_BYTES // dtype.itemsize + (not batch_invariant)
-    feed_forward = 0 if spec.moe is not None else 4 * spec.intermediate_size // tp_size
-    numbers = (3 + wide) * spec.hidden_size + wide * mixed + feed_forward
-    write_rows = 4 * spec.kv_heads_per_rank(tp_size) * INT64_BYTES
-    return numbers * dtype.itemsize + write_rows
-
-
-def _expert_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, native: bool) -> int:
-    """Return the bytes of one token's copies for its experts, and of the experts' results, or of the shared experts'.
-
-    If engines share experts, this includes one token of each of these engines.
-    """
-    if spec.moe is None:
-        return 0
-    pair = (3 * spec.hidden_size + 3 * spec.moe.intermediate_size) * dtype.itemsize + 4 * INT64_BYTES
-    moe, scores = spec.moe, spec.moe.num_experts * FLOAT32_BYTES
-    experts = moe.num_experts_per_tok * pair + 3 * scores
-    if not moe.router.is_plain:
-        experts = max(experts, 6 * scores)
-    results = 4 * spec.hidden_size * dtype.itemsize
-    shared_size = 0 if moe.shared is None else moe.shared.intermediate_size // tp_size
-    shared = (3 if native else 4) * shared_size * dtype.itemsize
-    return max(limits.num_expert_engines * experts, shared) + limits.num_expert_engines * results
+    hidden, rows = 4 * spec.hidden_size, 0
+    if not is_native:
+        hidden, mixed = (3 + wide) * spec.hidden_size, wide * mixed
+        rows = 4 * spec.kv_heads_per_rank(tp_size) * INT64_BYTES
+    sizes = mixed * dtype.itemsize, tp_size, dtype.itemsize, limits.num_expert_engines
+    parts = [kind.token_bytes(spec, *sizes, is_native=is_native) for kind in spec.feed_forward_kinds]
+    return hidden * dtype.itemsize + rows + max(parts)
 
 
 def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, row_by_row: bool) -> int:

@@ -140,16 +140,6 @@ def _cache_bytes(config: EngineConfig) -> int:
 
 def _weights(spec: ModelSpec) -> tuple[int, int, float]:
     """Numbers of weights that all tokens use, and of experts, and which fraction of the experts' a token uses."""
-    size = spec.hidden_size
-    attention = size * (spec.num_heads * (spec.query_rows + spec.head_dim) + 2 * spec.num_kv_heads * spec.head_dim)
-    matrices = 3 if spec.is_gated else 2
-    head = spec.vocab_size * size
-    if spec.moe is None:
-        return spec.num_layers * (attention + matrices * size * spec.intermediate_size) + head, 0, 0.0
-    moe = spec.moe
-    num_sparse = sum(moe.sparse_layers)
-    shared = 0 if moe.shared is None else moe.shared.intermediate_size
-    dense = spec.num_layers * attention + (spec.num_layers - num_sparse) * matrices * size * spec.intermediate_size
-    dense += num_sparse * 3 * size * shared + head
-    experts = num_sparse * moe.num_experts * 3 * size * moe.intermediate_size
-    return dense, experts, moe.num_experts_per_tok / moe.num_experts
+    layers = sum(part.num_weights(spec) for part in (*spec.mixers, *spec.feed_forwards))
+    experts, used = map(sum, zip(*(part.expert_weights(spec) for part in spec.feed_forwards), strict=True))
+    return layers - used + spec.vocab_size * spec.hidden_size, experts, used / experts if experts else 0.0

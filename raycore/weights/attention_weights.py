@@ -11,12 +11,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from raycore.weights.mixer_weights import MixerWeights
+from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.weight import Weight
 
 
 @dataclass
-class AttentionWeights(MixerWeights):
+class AttentionWeights(LayerPartWeights):
     """The weights of attention in one layer on one rank."""
 
     qkv_OD: Weight

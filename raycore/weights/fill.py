@@ -17,7 +17,6 @@ from torch import Tensor
 from raycore.errors import InvalidCheckpoint
 from raycore.models.quantization import Quantization, WeightScheme, stored_scheme
 from raycore.parts.experts.models import MXFP4_NUMBERS
-from raycore.parts.experts.weights import Part
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fp8_weight import FP8, Fp8Weight
 from raycore.weights.gathered import GatheredRows
@@ -28,7 +27,7 @@ from raycore.weights.mxfp4 import read_mxfp4
 from raycore.weights.packed_weight import NUMBERS_AT_A_TIME, PackedWeight
 from raycore.weights.quantized import read_packed
 from raycore.weights.staging import Staging
-from raycore.weights.weight import Weight
+from raycore.weights.weight import Part, Weight
 
 _DUMMY_STDDEV = 0.02
 

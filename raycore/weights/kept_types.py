@@ -10,11 +10,10 @@ import torch
 
 from raycore.checkpoint.gguf.header import PLAIN
 from raycore.checkpoint.stored_tensor import StoredTensor
-from raycore.parts.experts.weights import Part
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.loader import RankLayout
 from raycore.weights.share import WeightShare
-from raycore.weights.weight import Weight
+from raycore.weights.weight import Part, Weight
 
 
 def describe_types(share: WeightShare, tensors: Mapping[str, StoredTensor]) -> str:

@@ -12,12 +12,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from raycore.weights.mixer_weights import MixerWeights
+from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.weight import Weight
 
 
 @dataclass
-class LatentWeights(MixerWeights):
+class LatentWeights(LayerPartWeights):
     """The weights of latent attention in one layer on one rank."""
 
     inputs_OD: Weight

@@ -4,7 +4,7 @@ This module knows the names of the tensors in checkpoints, how tensors are fused
 holds. Each part is converted and copied directly to its place in the rank's weights, so a rank never holds more than
 its own weights; `fill` does that. Shape suffixes: V this rank's rows of the padded vocabulary, D hidden size, O this
 rank's query, key and value rows, H elements of a head, F this rank's rows of the feed-forward layer (2F where gate and
-up are fused). Experts are in `moe_weights`.
+up are fused). Experts are in `raycore.parts.experts.weights`.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from typing import Any, TypeVar
 import torch
 
 from raycore.class_paths import import_path
-from raycore.models.linears import FusedLinear, dense_linears
-from raycore.models.mixers.spec import MixerSpec, MixerTensor
+from raycore.models.layer_part import LayerPart, PartTensor
+from raycore.models.linears import FusedLinear
 from raycore.models.quantization import WeightScheme, stored_scheme
 from raycore.models.rows import Rows
-from raycore.parts.experts.weights import Fill, MoeLayout, MoeWeights, Part
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.gathered import GatheredRows
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
-from raycore.weights.mixer_weights import MixerWeights
+from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
-from raycore.weights.weight import Weight
+from raycore.weights.weight import Fill, Part, Weight
 
 Progress = Callable[[int, int], None]
 """Called with (tensors filled, tensors in total) after each tensor."""
@@ -44,28 +43,16 @@ _WeightsT = TypeVar("_WeightsT")
 
 
 @dataclass
-class MlpWeights:
-    """The weights of one dense feed-forward layer on one rank."""
-
-    gate_up_FD: Weight
-    """This rank's gate rows, then its up rows. Without a gate, only the latter."""
-    down_DF: Weight
-    gate_up_bias: torch.Tensor | None = None
-    down_bias: torch.Tensor | None = None
-    """None on ranks other than tp_rank 0, because the sum over ranks must include the bias only once."""
-
-
-@dataclass
 class LayerWeights:
     """The weights of one decoder layer on one rank."""
 
     before_attention_D: torch.Tensor | None
     """Weights of norms are None where the layer has no such norm: see `TensorNames`."""
-    mixer: MixerWeights
+    mixer: LayerPartWeights
     after_attention_D: torch.Tensor | None
     before_feed_forward_D: torch.Tensor | None
     after_feed_forward_D: torch.Tensor | None
-    feed_forward: MlpWeights | MoeWeights
+    feed_forward: LayerPartWeights
 
 
 @dataclass
@@ -206,7 +193,6 @@ class RankLayout:
         self._spec = share.spec
         self._has_tensor = has_tensor
         self._fill = fill
-        self._moe = None if share.spec.moe is None else MoeLayout(share, has_tensor, fill)
 
     def decoder(self) -> DecoderWeights:
         """Return the stage's weights."""
@@ -255,28 +241,23 @@ class RankLayout:
             prefix: of the tensors' names.
             num_inputs: of the query, key and value projections. None: the hidden size.
         """
-        spec, mixer = self._spec, self._spec.mixers[index]
+        spec = self._spec
         return LayerWeights(
             before_attention_D=self._norm(prefix, spec.names.before_attention),
-            mixer=self.mixer(import_path(mixer.weights_class), mixer, prefix, num_inputs),
+            mixer=self.part(spec.mixers[index], prefix, num_inputs),
             after_attention_D=self._norm(prefix, spec.names.after_attention),
             before_feed_forward_D=self._norm(prefix, spec.names.before_feed_forward),
             after_feed_forward_D=self._norm(prefix, spec.names.after_feed_forward),
-            feed_forward=self._feed_forward(index, prefix),
+            feed_forward=self.part(spec.feed_forwards[index].stored(spec, self._has_tensor), prefix),
         )
 
-    def mixer(
-        self, made: Callable[..., _WeightsT], mixer: MixerSpec, prefix: str, num_inputs: int | None = None
-    ) -> _WeightsT:
-        """Return the weights of what mixes tokens in a layer: what `made`, their class, returns.
-
-        The other arguments are those of `layer`.
-        """
-        share = self._share
+    def part(self, part: LayerPart, prefix: str, num_inputs: int | None = None) -> Any:
+        """Return the weights of a part of a layer. The other arguments are those of `layer`."""
+        share, made = self._share, import_path(part.weights_class)
         of_rank = share.tp_rank, share.tp_size
-        fields = self._linears(prefix, mixer.linears(self._spec, *of_rank, num_inputs))
-        vectors = {each.field: self._parts(prefix, each) for each in mixer.vectors(self._spec, *of_rank)}
-        return made(**fields, **vectors)
+        fields = self._linears(prefix, part.linears(self._spec, *of_rank, num_inputs))
+        vectors = {each.field: self._parts(prefix, each) for each in part.vectors(self._spec, *of_rank)}
+        return made(**fields, **vectors, **made.other_fields(part, prefix, share, self._fill))
 
     def _linears(self, prefix: str, linears: Iterable[FusedLinear]) -> dict[str, Any]:
         """Return the weights and biases of linear layers, by their fields."""
@@ -314,7 +295,7 @@ class RankLayout:
             offset += part.num
         return out_O
 
-    def _parts(self, prefix: str, vector: MixerTensor) -> torch.Tensor:
+    def _parts(self, prefix: str, vector: PartTensor) -> torch.Tensor:
         num, dtype = sum(part.num for part in vector.parts), torch.float32 if vector.is_float32 else None
         out = self._share.empty(num, *vector.row, dtype=dtype)
         offset = 0
@@ -326,17 +307,6 @@ class RankLayout:
 
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
         return None if name is None else self.vector(f"{prefix}{name}.weight", self._spec.hidden_size)
-
-    def _feed_forward(self, index: int, prefix: str) -> MlpWeights | MoeWeights:
-        spec = self._spec
-        if self._moe is not None and spec.moe is not None and spec.moe.sparse_layers[index]:
-            return self._moe.layer(prefix)
-        return self.dense(prefix)
-
-    def dense(self, prefix: str) -> MlpWeights:
-        """Return the weights of a layer's dense feed-forward part. `prefix`: of the tensors' names."""
-        share = self._share
-        return MlpWeights(**self._linears(prefix, dense_linears(self._spec, share.tp_rank, share.tp_size)))
 
     def _fill_rows(self, out_RI: Weight, prefix: str, parts: Sequence[Rows], num_inputs: int) -> None:
         """Have a weight filled with the rank's rows of projections, one below the other."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from raycore.weights.loader import DecoderWeights, LayerWeights, MlpWeights
+from raycore.weights.loader import DecoderWeights, LayerWeights
 from raycore.weights.weight import Weight
 
 
@@ -43,21 +43,4 @@ def _of_layer(layer: LayerWeights) -> Iterator[tuple[str, Weight | None]]:
     yield "after_attention_layernorm.weight", layer.after_attention_D
     yield "post_attention_layernorm.weight", layer.before_feed_forward_D
     yield "after_feedforward_layernorm.weight", layer.after_feed_forward_D
-    own = layer.feed_forward
-    if isinstance(own, MlpWeights):
-        yield "mlp.gate_up_proj.weight", own.gate_up_FD
-        yield "mlp.gate_up_proj.bias", own.gate_up_bias
-        yield "mlp.down_proj.weight", own.down_DF
-        yield "mlp.down_proj.bias", own.down_bias
-    else:
-        yield "mlp.gate.weight", own.router_ED
-        yield "mlp.gate.bias", own.router_bias_E
-        yield "mlp.gate.e_score_correction_bias", own.correction_E
-        if own.shared is not None:
-            yield "mlp.shared_experts.gate_up_proj.weight", own.shared.gate_up_FD
-            yield "mlp.shared_experts.down_proj.weight", own.shared.down_DF
-            yield "mlp.shared_expert_gate.weight", own.shared.gate_1D
-        yield "mlp.experts.gate_up_proj", own.gate_up_EFD
-        yield "mlp.experts.down_proj", own.down_EDF
-        yield "mlp.experts.gate_up_proj_bias", own.gate_up_bias_EF
-        yield "mlp.experts.down_proj_bias", own.down_bias_ED
+    yield from layer.feed_forward.named()

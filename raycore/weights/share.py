@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from raycore.checkpoint.stages import Stage
-from raycore.models.quantization import WeightScheme
 from raycore.models.spec import ModelSpec
 from raycore.parts.experts.models import ExpertShare
 from raycore.weights.linear_formats import CONVERTED, LinearFormats
@@ -70,25 +69,6 @@ class WeightShare:
     def vocab_start(self) -> int:
         """The token of the first of these rows."""
         return self.tp_rank * self.num_vocab_rows
-
-    @property
-    def local_experts(self) -> ExpertShare | None:
-        """The part of each sparse layer's experts. None: the model has no experts."""
-        if self.spec.moe is None or self.experts is not None:
-            return self.experts
-        return self.spec.moe.split_experts(self.tp_rank, self.tp_size)
-
-    @property
-    def kept_experts(self) -> WeightScheme | None:
-        """How experts are stored, if their weights are kept like this. None: they are converted."""
-        quantization = self.spec.quantization
-        return quantization.experts if quantization is not None and "integers" in self.formats.stored else None
-
-    @property
-    def shared_expert_rows(self) -> range:
-        """The intermediate rows of each sparse layer's shared experts."""
-        moe = self.spec.moe
-        return range(0) if moe is None or moe.shared is None else moe.shared.rows(self.tp_rank, self.tp_size)
 
     def empty(self, *shape: int, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Allocate a tensor on the share's device. `dtype` None: the model's."""

@@ -16,24 +16,23 @@ import torch
 
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.errors import InvalidCheckpoint
+from raycore.models.feed_forward import HasTensor
 from raycore.models.quantization import stored_scheme
 from raycore.models.spec import ModelSpec
-from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES, first_experts, has_stacked_experts
-from raycore.parts.experts.weights import Fill, Part
+from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES
 from raycore.weights.share import WeightShare
-from raycore.weights.weight import Weight
+from raycore.weights.weight import Fill, Part, Weight
 
 Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 """By name: the shapes of a checkpoint's whole tensors."""
-HasTensor = Callable[[str], bool]
 Layout = Callable[[WeightShare, HasTensor, Fill], Any]
 """Allocates a share's weights, as `RankLayout.decoder` does."""
 
 
 @dataclass(frozen=True)
 class CheckpointForm:
-    """A form in which tensors come: that of the files, or with the experts in the other of two formats."""
+    """A form in which tensors come: that of the files, or another one of the feed-forward parts."""
 
     spec: ModelSpec
     has_tensor: HasTensor
@@ -83,13 +82,7 @@ def checkpoint_forms(spec: ModelSpec, path: Path | None) -> list[CheckpointForm]
             "updates need the checkpoint's files"
         )
     forms = [CheckpointForm(spec, stored.__contains__, stored)]
-    if spec.moe is not None and spec.quantization is None:
-        forms.append(_with_other_experts(spec, forms[0]))
+    if spec.quantization is None:
+        others = (kind.other_forms(spec, stored.__contains__) for kind in spec.feed_forward_kinds)
+        forms += [CheckpointForm(spec, has_tensor, {}) for own in others for has_tensor in own]
     return forms
-
-
-def _with_other_experts(spec: ModelSpec, files: CheckpointForm) -> CheckpointForm:
-    assert spec.moe is not None
-    layers, first = spec.names.layers, first_experts(spec.moe, spec.names.layers)
-    is_stacked = not has_stacked_experts(spec.moe, layers, files.has_tensor)
-    return CheckpointForm(spec, lambda name: is_stacked if name == first else files.has_tensor(name), {})

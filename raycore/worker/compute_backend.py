@@ -91,7 +91,7 @@ class ComputeBackend:
                 if kind.keeps_state
             ),
             # the kernel of experts routes, too
-            "routers": self.operations_by == "triton" and spec.moe is not None and not has_kernels(spec.gate),
+            "routers": self.operations_by == "triton" and spec.has_experts and not has_kernels(spec.gate),
         }
         known = [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
         return foreign + known

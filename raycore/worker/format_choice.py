@@ -62,8 +62,9 @@ def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool, sh
         return f"products of integers need a CPU, and the device is {device.type!r}"
     if not is_native:
         return "products of integers need raycore's native kernels, which can't be used, or aren't chosen, here"
-    if spec.moe is not None and (spec.quantization is None or spec.quantization.experts is None):
-        return "models with experts aren't computed in integers, except for experts in MXFP4"
+    why = spec.why_not("integers")
+    if why is not None and (spec.quantization is None or spec.quantization.experts is None):
+        return why
     if shares_experts:
         return "experts move between ranks as numbers, and enable_expert_parallel=True"
     return None
@@ -72,8 +73,9 @@ def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool, sh
 def _why_not_fp8(model: ModelConfig, tp_size: int) -> str | None:
     if model.batch_invariant:
         return "products in fp8 aren't batch-invariant, and batch_invariant=True"
-    if model.spec.moe is not None:
-        return "experts aren't computed in fp8"
+    why = model.spec.why_not("fp8")
+    if why is not None:
+        return why
     odd = {name: size for name, size in _layer_sizes(model.spec, tp_size).items() if size % fp8_linear.MULTIPLE}
     if odd:
         sizes = " and ".join(f"{size} {name}" for name, size in odd.items())
@@ -86,7 +88,7 @@ def _why_not_fp8(model: ModelConfig, tp_size: int) -> str | None:
 
 def _layer_sizes(spec: ModelSpec, tp_size: int) -> dict[str, int]:
     """Return the numbers of inputs and outputs of linear layers on a rank, by what they are."""
-    sizes = {"hidden dimensions": spec.hidden_size, "feed-forward dimensions": spec.intermediate_size // tp_size}
-    for kind in spec.mixer_kinds:
+    sizes = {"hidden dimensions": spec.hidden_size}
+    for kind in spec.part_kinds:
         sizes |= kind.sizes(spec, tp_size)
     return sizes

@@ -14,6 +14,7 @@ from raycore.parallel.links import Link
 from raycore.parallel.meeting import Meeting, PeerFailed
 from raycore.parallel.rendezvous import Rendezvous
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.experts.models import experts_of
 from raycore.parts.experts.parallel import ExpertParallel
 from raycore.parts.experts.worker.exchange import WeightExchange
 from raycore.parts.experts.worker.moves import plan_moves
@@ -72,8 +73,7 @@ class WorkerGroups:
 
         Returns what moves weights between the workers. All workers of all ranks do this at the same time.
         """
-        moe, rank = setup.config.model.spec.moe, setup.rank
-        assert moe is not None, "only ranks that share experts are regrouped"
+        moe, rank = experts_of(setup.config.model.spec), setup.rank
         workers = _meet_all(setup, regrouping.num_involved)
         former, self._expert_workers = self._expert_workers, workers
         moves = plan_moves(moe, regrouping.num_ranks_before, regrouping.num_ranks, rank.tp_size)

@@ -18,7 +18,7 @@ from raycore.messages import Computation
 from raycore.node import resources as host
 from raycore.node.cpu_features import cpu_features
 from raycore.node.versions import hardware
-from raycore.parts.experts.models import ExpertShare
+from raycore.parts.experts.models import ExpertShare, experts_of
 from raycore.weights.linear_formats import LinearFormats
 from raycore.weights.share import WeightShare
 from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
@@ -60,10 +60,10 @@ class WorkerSetup:
 
         A worker whose rank leaves holds none.
         """
-        moe, rank = self.config.model.spec.moe, self.rank
-        if moe is None or not self.config.parallel.enable_expert_parallel:
+        rank = self.rank
+        if not self.config.parallel.enable_expert_parallel:
             return None
-        share = moe.whole_experts(rank.ep_rank, rank.ep_size)
+        share = experts_of(self.config.model.spec).whole_experts(rank.ep_rank, rank.ep_size)
         return share if rank.ep_rank < rank.ep_size else share._replace(experts=range(0))
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import msgspec
 import numpy as np
 import torch
 from torch.nn import functional
@@ -17,11 +18,16 @@ from raycore.attention.spec import Attention, AttentionSpec
 from raycore.decoder.decoder import Decoder
 from raycore.kernels import Backend
 from raycore.layers.operations import Operations
+from raycore.layers.part_place import PartPlace
 from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter
+from raycore.parts.experts.layers.sparse_feed_forward import SparseFeedForward
+from raycore.parts.experts.models import MoeSpec
+from raycore.parts.experts.parallel import ExpertRanks
+from raycore.parts.experts.weights import MoeWeights
 from raycore.parts.pooling.layers.pooler import Pooler
 from raycore.parts.pooling.runner import PoolingHead
 from raycore.runner.decode_graphs import DecodeGraphs
@@ -34,7 +40,8 @@ from raycore.sampling.sampler import Sampler
 from raycore.sampling_params import SamplingParams
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
-from raycore.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
+from raycore.weights.layer_part_weights import MlpWeights
+from raycore.weights.loader import DecoderWeights, random_decoder_weights
 from raycore.weights.share import WeightShare
 from raycore.worker.compute_backend import ComputeBackend
 
@@ -145,6 +152,20 @@ def make_runner(
 
 def make_operations(backend: Backend = "torch", *, batch_invariant: bool = False) -> Operations:
     return make_backend(backend, batch_invariant=batch_invariant).operations()
+
+
+def sparse_layer(
+    moe: MoeSpec,
+    weights: MoeWeights,
+    experts: ExpertRanks,
+    operations: Operations,
+    ranks: TensorParallel | None = None,
+    *,
+    is_last: bool = False,
+) -> SparseFeedForward:
+    """Return the feed-forward part of the first layer of a model with experts."""
+    spec = msgspec.structs.replace(SPEC, moe=moe, num_layers=1 if is_last else 2)
+    return SparseFeedForward(PartPlace(spec, 0, 0, ranks or TensorParallel(), experts, operations), weights)
 
 
 def make_sampling(backend: Backend = "torch", *, batch_invariant: bool = False) -> SamplingKernels:

@@ -88,6 +88,8 @@ NOT_CACHES = {
     """,
     "constants": """
         decoder.network.NO_TAPS
+        models.spec.ModelSpec.feed_forward_kinds
+        models.spec.ModelSpec.feed_forwards
         models.spec.ModelSpec.mixer_kinds
         models.spec.ModelSpec.mixers
         server.openapi.value_ranges._NOTHING

@@ -6,8 +6,9 @@ __all__ = ["AttentionHeads"]
 
 from typing import TYPE_CHECKING, ClassVar
 
+from raycore.models.layer_part import PartTensor
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import NOTHING_CACHED, Cached, Copies, HeadShape, MixerSpec, MixerTensor
+from raycore.models.mixers.spec import NOTHING_CACHED, Cached, Copies, HeadShape, MixerSpec
 from raycore.models.rows import Rows, divided, stored_together, whole
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class AttentionHeads(MixerSpec, frozen=True):
 
     computed_by: ClassVar[str] = "raycore.decoder.attention_mixer.AttentionMixer"
     weights_class: ClassVar[str] = "raycore.weights.attention_weights.AttentionWeights"
+    described: ClassVar[str] = "has attention"
     memory: ClassVar[str] = "raycore.attention.memory.AttentionMemory"
 
     def linears(
@@ -48,17 +50,17 @@ class AttentionHeads(MixerSpec, frozen=True):
             ),
         )
 
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
-        found: list[MixerTensor] = []
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
+        found: list[PartTensor] = []
         if model.qk_norm is not None:
             q, k = f"{model.names.q_norm}.weight", f"{model.names.k_norm}.weight"
             q_norm, k_norm = whole(q, model.head_dim), whole(k, model.head_dim)
             if model.qk_norm == "width":
                 q_norm = self._heads(model, tp_rank, tp_size)._replace(name=q)
                 k_norm = self._keys(model, k, tp_rank, tp_size)
-            found += [MixerTensor("q_norm_H", (q_norm,)), MixerTensor("k_norm_H", (k_norm,))]
+            found += [PartTensor("q_norm_H", (q_norm,)), PartTensor("k_norm_H", (k_norm,))]
         if model.sinks:
-            found.append(MixerTensor("sinks_N", (divided(_SINKS, model.num_heads, tp_rank, tp_size),)))
+            found.append(PartTensor("sinks_N", (divided(_SINKS, model.num_heads, tp_rank, tp_size),)))
         return tuple(found)
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from raycore.models.layer_part import ROWS, PartTensor
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import ROWS, MixerTensor
 from raycore.models.mixers.state import MatrixMixer
 from raycore.models.rows import Rows, divided, stored_together, whole
 
@@ -72,16 +72,16 @@ class DeltaSpec(MatrixMixer, frozen=True, tag=True):
             FusedLinear("o_DO", output, values, reads_divided=True, is_plain=True),
         )
 
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
         channels = self._channels("linear_attn.conv1d.weight", tp_rank, tp_size)
         decay, bias = (
             divided(f"linear_attn.{name}", self.num_v_heads, tp_rank, tp_size) for name in ("A_log", "dt_bias")
         )
         return (
-            MixerTensor("conv_CW", channels, (ROWS, 1, self.conv_size)),
-            MixerTensor("decay_N", (decay,), is_float32=True),
-            MixerTensor("bias_N", (bias,), is_float32=True),
-            MixerTensor("norm_H", (whole("linear_attn.norm.weight", self.v_dim),)),
+            PartTensor("conv_CW", channels, (ROWS, 1, self.conv_size)),
+            PartTensor("decay_N", (decay,), is_float32=True),
+            PartTensor("bias_N", (bias,), is_float32=True),
+            PartTensor("norm_H", (whole("linear_attn.norm.weight", self.v_dim),)),
         )
 
     def _channels(self, name: str, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:

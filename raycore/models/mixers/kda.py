@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from raycore.models.layer_part import ROWS, PartTensor
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import ROWS, MixerTensor
 from raycore.models.mixers.state import MatrixMixer
 from raycore.models.rows import Rows, divided, whole
 
@@ -63,14 +63,14 @@ class KdaSpec(MatrixMixer, frozen=True, tag=True):
             FusedLinear("o_DO", output, own("", values), reads_divided=True, adapted="o", is_plain=True),
         )
 
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
         def own(name: str, num: int) -> Rows:
             return divided(f"self_attn.{name}", num, tp_rank, tp_size)
 
         channels = tuple(own(f"{name}_conv1d.weight", self.num_values) for name in "qkv")
         return (
-            MixerTensor("conv_CW", channels, (ROWS, 1, self.conv_size)),
-            MixerTensor("decay_N", (own("A_log", self.num_v_heads),), (1, 1, ROWS, 1), is_float32=True),
-            MixerTensor("bias_O", (own("dt_bias", self.num_values),), is_float32=True),
-            MixerTensor("norm_H", (whole("self_attn.o_norm.weight", self.v_dim),)),
+            PartTensor("conv_CW", channels, (ROWS, 1, self.conv_size)),
+            PartTensor("decay_N", (own("A_log", self.num_v_heads),), (1, 1, ROWS, 1), is_float32=True),
+            PartTensor("bias_O", (own("dt_bias", self.num_values),), is_float32=True),
+            PartTensor("norm_H", (whole("self_attn.o_norm.weight", self.v_dim),)),
         )

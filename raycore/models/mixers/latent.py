@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from raycore.json_fields import JsonFields
+from raycore.models.layer_part import PartTensor, Refusable
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import Cached, Copies, HeadShape, MixerSpec, MixerTensor, Refusable
+from raycore.models.mixers.spec import Cached, Copies, HeadShape, MixerSpec
 from raycore.models.rotation import rope_parameters
 from raycore.models.rows import divided, whole
 
@@ -42,6 +43,7 @@ class LatentHeads(MixerSpec, frozen=True):
 
     computed_by: ClassVar[str] = "raycore.decoder.latent_mixer.LatentMixer"
     weights_class: ClassVar[str] = "raycore.weights.latent_weights.LatentWeights"
+    described: ClassVar[str] = "has attention"
     memory: ClassVar[str] = "raycore.attention.latent_memory.LatentMemory"
     refused: ClassVar[Mapping[Refusable, str]] = {"roofline": "has latent attention"}
     refused_adapters: ClassVar[Mapping[str, str]] = {
@@ -81,11 +83,11 @@ class LatentHeads(MixerSpec, frozen=True):
         found.append(FusedLinear("o_DY", output, values, "o_bias", of_output, reads_divided=True, adapted="o"))
         return tuple(found)
 
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
-        kv_norm = MixerTensor("kv_norm_R", (whole("self_attn.kv_a_layernorm.weight", self.rank),))
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
+        kv_norm = PartTensor("kv_norm_R", (whole("self_attn.kv_a_layernorm.weight", self.rank),))
         if self.query_rank is None:
             return (kv_norm,)
-        return MixerTensor("q_norm_Q", (whole("self_attn.q_a_layernorm.weight", self.query_rank),)), kv_norm
+        return PartTensor("q_norm_Q", (whole("self_attn.q_a_layernorm.weight", self.query_rank),)), kv_norm
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:
         num_heads, more = model.num_heads // tp_size, {}

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from raycore.models.layer_part import ROWS, PartTensor
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import ROWS, MixerTensor
 from raycore.models.mixers.state import MatrixMixer
 from raycore.models.rows import Rows, divided, stored_together, whole
 
@@ -70,12 +70,12 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
             FusedLinear("o_DO", output, values, reads_divided=True, is_plain=True),
         )
 
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
-        def of_channels(field: str, name: str, *row: int) -> MixerTensor:
-            return MixerTensor(field, stored_together(f"mamba.{name}", *self._channels(tp_rank, tp_size)), (ROWS, *row))
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
+        def of_channels(field: str, name: str, *row: int) -> PartTensor:
+            return PartTensor(field, stored_together(f"mamba.{name}", *self._channels(tp_rank, tp_size)), (ROWS, *row))
 
-        def of_heads(field: str, name: str) -> MixerTensor:
-            return MixerTensor(field, (divided(f"mamba.{name}", self.num_v_heads, tp_rank, tp_size),), is_float32=True)
+        def of_heads(field: str, name: str) -> PartTensor:
+            return PartTensor(field, (divided(f"mamba.{name}", self.num_v_heads, tp_rank, tp_size),), is_float32=True)
 
         return (
             of_channels("conv_CW", "conv1d.weight", 1, self.conv_size),
@@ -83,7 +83,7 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
             of_heads("decay_N", "A_log"),
             of_heads("bias_N", "dt_bias"),
             of_heads("skip_N", "D"),
-            MixerTensor("norm_O", (divided("mamba.norm.weight", self.num_values, tp_rank, tp_size),)),
+            PartTensor("norm_O", (divided("mamba.norm.weight", self.num_values, tp_rank, tp_size),)),
         )
 
     def _channels(self, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
+from raycore.models.layer_part import ROWS, PartTensor
 from raycore.models.linears import FusedLinear
-from raycore.models.mixers.spec import ROWS, MixerTensor, StateTensor
+from raycore.models.mixers.spec import StateTensor
 from raycore.models.mixers.state import StateMixer
 from raycore.models.rows import divided, stored_together, whole
 
@@ -69,11 +70,11 @@ class ShortConvSpec(StateMixer, frozen=True, tag=True):
             ),
         )
 
-    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[MixerTensor, ...]:
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
         weight, bias = (divided(f"{_CONV}.{name}", self.num_channels, tp_rank, tp_size) for name in ("weight", "bias"))
         return (
-            MixerTensor("conv_CW", (weight,), (ROWS, 1, self.conv_size)),
-            *([MixerTensor("conv_bias_C", (bias,))] if self.has_bias else []),
+            PartTensor("conv_CW", (weight,), (ROWS, 1, self.conv_size)),
+            *([PartTensor("conv_bias_C", (bias,))] if self.has_bias else []),
         )
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:

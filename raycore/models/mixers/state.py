@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from raycore.json_fields import JsonFields
-from raycore.models.mixers.spec import MixerSpec, Refusable, StateTensor
+from raycore.models.layer_part import Refusable
+from raycore.models.mixers.spec import MixerSpec, StateTensor
 
 _WHY = "has layers that keep a state"
 
@@ -20,6 +21,7 @@ class StateMixer(MixerSpec, frozen=True):
     layers: list[bool]
     """For each layer, whether it is such a layer. The others have attention."""
 
+    described: ClassVar[str] = "keeps a state"
     memory: ClassVar[str] = "raycore.state.recurrence.StateMemory"
     refused: ClassVar[Mapping[Refusable, str]] = {
         "context_parallelism": _WHY,

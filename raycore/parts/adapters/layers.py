@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from raycore.layers.linear import AroundLinear, Linear
 from raycore.messages import NO_ADAPTER
-from raycore.models.linears import dense_linears
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.weights import LoraLinear, LoraWeights
@@ -113,9 +112,7 @@ def can_be_native(spec: ModelSpec, tp_size: int) -> bool:
     """Whether the native kernels can compute adapters of this model. They read inputs in pairs."""
     if spec.implementation == "transformers":
         return not any(shape.rows(0, tp_size)[1].num % 2 for shape in spec.linears.values())
-    linears = [*dense_linears(spec, 0, tp_size)]
-    for kind in spec.mixer_kinds:
-        linears += kind.adapted_linears(spec, 0, tp_size).values()
+    linears = [each for kind in spec.part_kinds for each in kind.adapted_linears(spec, 0, tp_size).values()]
     return not any(linear.inputs.num % 2 for linear in linears)
 
 

@@ -20,7 +20,7 @@ from raycore.checkpoint.gguf.adapter import read_gguf_adapter
 from raycore.checkpoint.gguf.header import is_gguf
 from raycore.checkpoint.weight_files import read_headers
 from raycore.errors import InvalidAdapter, InvalidCheckpoint
-from raycore.models.linears import FusedLinear, dense_linears
+from raycore.models.linears import FusedLinear
 from raycore.models.rows import Rows
 from raycore.parts.adapters.checkpoint.spec import ADAPTER_FILE, LoraProjection, LoraSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
@@ -103,10 +103,10 @@ def largest_lora_bytes(share: WeightShare, max_rank: int) -> int:
 
 
 def _linears(share: WeightShare, layer: int) -> dict[str, FusedLinear]:
-    """Return the linear layers of a layer of the model, as if its feed-forward part were dense."""
+    """Return the linear layers of a layer of the model that adapters may change, by what they are called there."""
     spec, of_rank = share.spec, (share.tp_rank, share.tp_size)
-    gate_up, down = dense_linears(spec, *of_rank)
-    return {**spec.mixers[layer].adapted_linears(spec, *of_rank), "gate_up": gate_up, "down": down}
+    mixer, feed_forward = spec.mixers[layer], spec.feed_forwards[layer]
+    return mixer.adapted_linears(spec, *of_rank) | feed_forward.adapted_linears(spec, *of_rank)
 
 
 class _Loader:

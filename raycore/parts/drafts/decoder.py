@@ -54,7 +54,7 @@ class Eagle3Head:
         self._vocab_start = weights.vocab_start
         self._fc = operations.linear(weights.fc_DX)
         self._hidden_norm = operations.rms_norm(weights.hidden_norm_D, spec.rms_norm_eps)
-        self._layer = Layer(0, 0, spec, weights.layer, ranks, SplitExperts(ranks), operations, is_last=True)
+        self._layer = Layer(0, 0, spec, weights.layer, ranks, SplitExperts(ranks), operations)
         self.constants = [self._layer.mixer.constants]
         self._final_norm = operations.rms_norm(weights.final_norm_D, spec.rms_norm_eps)
         self._lm_head = operations.head(weights.lm_head_WD, is_tied=False)

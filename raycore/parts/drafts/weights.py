@@ -15,13 +15,12 @@ from raycore.checkpoint.tensor_shapes import layer_prefix
 from raycore.errors import InvalidCheckpoint
 from raycore.models.spec import ModelSpec
 from raycore.parts.drafts.checkpoint import Eagle3Spec
-from raycore.parts.experts.weights import Fill, Part
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.loader import LayerWeights, RankLayout, fill_weights, has_no_tensor
 from raycore.weights.share import WeightShare
 from raycore.weights.staging import NUM_READERS, Staging
-from raycore.weights.weight import Weight
+from raycore.weights.weight import Fill, Part, Weight
 
 _EMBEDDING = "embed_tokens.weight"
 _OFFSETS = "d2t"

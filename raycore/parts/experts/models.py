@@ -11,24 +11,32 @@ __all__ = [
     "MoeSpec",
     "SharedExperts",
     "check_groups",
+    "experts_of",
     "grouped_sigmoid_router",
-    "has_mxfp4_experts",
-    "has_stacked_experts",
     "num_chosen",
     "num_experts",
     "sparse_after",
     "sparse_layers",
 ]
 
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from raycore.json_fields import JsonFields
+from raycore.models.feed_forward import FeedForwardSpec, HasTensor
+from raycore.models.layer_part import ROWS, PartTensor, Refusable
+from raycore.models.linears import FusedLinear
+from raycore.models.quantization import MXFP4_GROUP
+from raycore.models.rows import divided, whole
+
+if TYPE_CHECKING:
+    from raycore.models.spec import ModelSpec  # it may have experts
 
 MXFP4_NUMBERS, MXFP4_SCALES = "_blocks", "_scales"
 """What the names of tensors of stacked experts end with, if they are in MXFP4."""
+_FLOAT32_BYTES, _INT64_BYTES = 4, 8
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
@@ -96,12 +104,8 @@ class SharedExperts(msgspec.Struct, frozen=True):
     size_key: str = "shared_expert_intermediate_size"
     """How `intermediate_size` follows from config.json."""
 
-    def rows(self, tp_rank: int, tp_size: int) -> range:
-        """Return the intermediate rows of one of `tp_size` tensor-parallel ranks."""
-        return _rows_of_rank(self.intermediate_size, tp_rank, tp_size)
 
-
-class MoeSpec(msgspec.Struct, frozen=True):
+class MoeSpec(FeedForwardSpec, frozen=True):
     """A decoder's sparse layers, where a router sends each token to a few of many small networks, the experts."""
 
     num_experts: int
@@ -121,6 +125,107 @@ class MoeSpec(msgspec.Struct, frozen=True):
     is_interleaved: bool = False
     """Whether gate and up alternate in stacked experts, which then have a row for each input. Otherwise, they have a
     row for each output, first those of the gate."""
+    form: Literal["single", "stacked", "mxfp4"] = "single"
+    """How a checkpoint has experts: each has tensors of its own, or all of a layer are in one tensor, or in one of
+    MXFP4's numbers and one of scales. `stored` brings it in line with the files."""
+
+    computed_by: ClassVar[str] = "raycore.parts.experts.layers.sparse_feed_forward.SparseFeedForward"
+    weights_class: ClassVar[str] = "raycore.parts.experts.weights.MoeWeights"
+    described: ClassVar[str] = "has experts"
+    has_experts: ClassVar[bool] = True
+    refused: ClassVar[Mapping[Refusable, str]] = {
+        "quantization": "has experts, which aren't quantized",
+        "fp8": "experts aren't computed in fp8",
+        "integers": "models with experts aren't computed in integers, except for experts in MXFP4",
+    }
+
+    @property
+    def block(self) -> str:
+        """What the names of a sparse layer's tensors begin with."""
+        return f"{self.names.block if self.form == 'single' else 'mlp'}."
+
+    def linears(
+        self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
+    ) -> tuple[FusedLinear, ...]:
+        """Return those of shared experts."""
+        if self.shared is None:
+            return ()
+        size, names, read = self.shared.intermediate_size, ExpertNames(), whole("", num_inputs or model.hidden_size)
+        prefix = f"{self.block}{self.names.shared}."  # whatever the projections of experts are called
+        gate, up = (divided(prefix + name, size, tp_rank, tp_size) for name in (names.gate, names.up))
+        down = whole(prefix + names.down, model.hidden_size)
+        own_gate = FusedLinear("shared_gate_1D", (whole(self.block + self.names.shared_gate, 1),), read, is_plain=True)
+        return (
+            FusedLinear("shared_gate_up_FD", (gate, up), read, is_plain=True),
+            FusedLinear("shared_down_DF", (down,), gate, reads_divided=True, is_plain=True),
+            *([own_gate] if self.shared.has_gate else []),
+        )
+
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
+        def of_experts(field: str, name: str, *row: int, is_float32: bool = self.router.in_float32) -> PartTensor:
+            return PartTensor(field, (whole(self.block + name, self.num_experts),), (ROWS, *row), is_float32=is_float32)
+
+        found = [of_experts("router_ED", f"{self.names.router}.weight", model.hidden_size)]
+        if self.router.has_bias:
+            found.append(of_experts("router_bias_E", f"{self.names.router}.bias"))
+        if self.router.has_correction:
+            found.append(of_experts("correction_E", self.names.correction, is_float32=True))
+        return tuple(found)
+
+    def tensors(self, model: ModelSpec, num_inputs: int | None = None) -> dict[str, tuple[int, ...]]:
+        found, prefix = super().tensors(model, num_inputs), f"{self.block}experts."
+        hidden, num, size = model.hidden_size, self.num_experts, self.intermediate_size
+        if self.form == "single":
+            shapes = {self.names.gate: (size, hidden), self.names.up: (size, hidden), self.names.down: (hidden, size)}
+            for name, shape in ((f"{prefix}{i}.{name}", shape) for i in range(num) for name, shape in shapes.items()):
+                found |= {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if self.has_bias else {})
+            return found
+        for name, shape in ((f"{prefix}gate_up_proj", (2 * size, hidden)), (f"{prefix}down_proj", (hidden, size))):
+            if self.form == "mxfp4":
+                groups = num, shape[0], shape[1] // MXFP4_GROUP
+                found |= {name + MXFP4_NUMBERS: (*groups, MXFP4_GROUP // 2), name + MXFP4_SCALES: groups}
+            else:
+                found[name] = (num, *(reversed(shape) if self.is_interleaved else shape))
+            if self.has_bias:
+                found[f"{name}_bias"] = num, shape[0]
+        return found
+
+    def stored(self, model: ModelSpec, has_tensor: HasTensor) -> MoeSpec:
+        stacked = self._first_stacked(model)
+        form = "mxfp4" if has_tensor(stacked + MXFP4_NUMBERS) else "stacked" if has_tensor(stacked) else "single"
+        return msgspec.structs.replace(self, form=form)
+
+    def other_forms(self, model: ModelSpec, has_tensor: HasTensor) -> list[HasTensor]:
+        stacked, is_single = self._first_stacked(model), self.stored(model, has_tensor).form == "single"
+        return [lambda name: is_single if name == stacked else has_tensor(name)]
+
+    def _first_stacked(self, model: ModelSpec) -> str:
+        """Return the name of the tensor that has gate and up of all experts, if there is one."""
+        return f"{model.names.layer(self.sparse_layers.index(True))}mlp.experts.gate_up_proj"
+
+    def num_weights(self, model: ModelSpec) -> int:
+        return super().num_weights(model) + model.hidden_size * self.num_experts
+
+    def expert_weights(self, model: ModelSpec) -> tuple[int, int]:
+        one = 3 * model.hidden_size * self.intermediate_size
+        return self.num_experts * one, self.num_experts_per_tok * one
+
+    def split_sizes(self, model: ModelSpec, *, expert_parallel: bool) -> dict[str, int]:
+        sizes = {} if expert_parallel else {self.size_key: self.intermediate_size}
+        return sizes if self.shared is None else sizes | {self.shared.size_key: self.shared.intermediate_size}
+
+    def token_bytes(
+        self, model: ModelSpec, mixed: int, tp_size: int, item_size: int, num_engines: int, *, is_native: bool
+    ) -> int:
+        """Return those of a token's copies for its experts, and of the experts' results, or of the shared experts'."""
+        pair = 3 * (model.hidden_size + self.intermediate_size) * item_size + 4 * _INT64_BYTES
+        scores = self.num_experts * _FLOAT32_BYTES
+        experts = self.num_experts_per_tok * pair + 3 * scores
+        if not self.router.is_plain:
+            experts = max(experts, 6 * scores)
+        shared_size = 0 if self.shared is None else self.shared.intermediate_size // tp_size
+        shared, results = (3 if is_native else 4) * shared_size * item_size, 4 * model.hidden_size * item_size
+        return mixed + max(num_engines * experts, shared) + num_engines * results
 
     def split_experts(self, tp_rank: int, tp_size: int) -> ExpertShare:
         """Return a rank's share with tensor parallelism: the same number of rows of every expert."""
@@ -140,22 +245,10 @@ def _rows_of_rank(num_rows: int, tp_rank: int, tp_size: int) -> range:
     return range(tp_rank * num_own, (tp_rank + 1) * num_own)
 
 
-def has_stacked_experts(moe: MoeSpec, layers: str, has_tensor: Callable[[str], bool]) -> bool:
-    """Whether a checkpoint has all experts of a layer in one tensor, or in one of MXFP4's numbers and one of scales.
-
-    `layers`: how the names of layers begin.
-    """
-    return has_tensor(first_experts(moe, layers)) or has_mxfp4_experts(moe, layers, has_tensor)
-
-
-def has_mxfp4_experts(moe: MoeSpec, layers: str, has_tensor: Callable[[str], bool]) -> bool:
-    """Whether a checkpoint has all experts of a layer in one tensor of MXFP4's numbers and one of scales."""
-    return has_tensor(first_experts(moe, layers) + MXFP4_NUMBERS)
-
-
-def first_experts(moe: MoeSpec, layers: str) -> str:
-    """Return the name of the tensor that has gate and up of all experts of the first sparse layer, if there is one."""
-    return f"{layers}{moe.sparse_layers.index(True)}.mlp.experts.gate_up_proj"
+def experts_of(model: ModelSpec) -> MoeSpec:
+    """Return the sparse layers of a model that has experts."""
+    assert model.moe is not None, "the model has experts"
+    return model.moe
 
 
 def num_experts(config: JsonFields) -> int:

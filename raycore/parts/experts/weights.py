@@ -8,45 +8,20 @@ the rank's rows of each expert (2F where gate and up are fused).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 
-from raycore.parts.experts.models import (
-    MXFP4_NUMBERS,
-    ExpertNames,
-    ExpertShare,
-    MoeSpec,
-    has_mxfp4_experts,
-    has_stacked_experts,
-)
+from raycore.models.spec import ModelSpec
+from raycore.parts.experts.models import ExpertShare, MoeSpec, experts_of
 from raycore.weights.fp8_weight import Fp8Weight
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
+from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.share import WeightShare
-from raycore.weights.weight import Weight
-
-Part = tuple[int | slice, ...]
-"""The index that selects a part of a tensor."""
-
-
-class Fill(Protocol):
-    """Fills `out` with a part of the tensor `name`. The whole tensor must have `expected_shape`."""
-
-    def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None: ...
-
-
-@dataclass
-class SharedExpertWeights:
-    """The part of a sparse layer's shared experts on one tensor-parallel rank."""
-
-    gate_up_FD: torch.Tensor
-    """This rank's gate rows, then its up rows."""
-    down_DF: torch.Tensor
-    gate_1D: torch.Tensor | None
-    """The weight of the gate of their result, which every rank has whole."""
+from raycore.weights.weight import Fill, Part, Weight
 
 
 class ExpertWeights(NamedTuple):
@@ -63,6 +38,10 @@ class ExpertWeights(NamedTuple):
         biases = (None if each is None else change(each) for each in self[2:])
         return ExpertWeights(_changed(self.gate_up_FD, change), _changed(self.down_DF, change), *biases)
 
+    def expert(self, index: int) -> ExpertWeights:
+        """Return those of one of several experts. They share the memory of all."""
+        return self.map_tensors(lambda each: each[index])
+
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Those that there are. The weights may not be quantized."""
@@ -73,7 +52,7 @@ class ExpertWeights(NamedTuple):
 
 
 @dataclass
-class MoeWeights:
+class MoeWeights(LayerPartWeights):
     """The router, the experts and the shared experts of one sparse layer on one rank."""
 
     router_ED: torch.Tensor
@@ -85,11 +64,37 @@ class MoeWeights:
     down_EDF: Weight
     correction_E: torch.Tensor | None = None
     """float32: see `ExpertChoice.has_correction`."""
-    shared: SharedExpertWeights | None = None
+    shared_gate_up_FD: torch.Tensor | None = None
+    """Of the shared experts: this rank's gate rows, then its up rows."""
+    shared_down_DF: torch.Tensor | None = None
+    shared_gate_1D: torch.Tensor | None = None
+    """The weight of the gate of their result, which every rank has whole."""
     router_bias_E: torch.Tensor | None = None
     gate_up_bias_EF: torch.Tensor | None = None
     down_bias_ED: torch.Tensor | None = None
     """None on ranks that don't have the first row of each expert, because the sum over ranks must include it once."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        "router_ED": "mlp.gate.weight",
+        "router_bias_E": "mlp.gate.bias",
+        "correction_E": "mlp.gate.e_score_correction_bias",
+        "shared_gate_up_FD": "mlp.shared_experts.gate_up_proj.weight",
+        "shared_down_DF": "mlp.shared_experts.down_proj.weight",
+        "shared_gate_1D": "mlp.shared_expert_gate.weight",
+        "gate_up_EFD": "mlp.experts.gate_up_proj",
+        "down_EDF": "mlp.experts.down_proj",
+        "gate_up_bias_EF": "mlp.experts.gate_up_proj_bias",
+        "down_bias_ED": "mlp.experts.down_proj_bias",
+    }
+    MULTIPLIED: ClassVar[tuple[str, ...]] = ("router_ED", "shared_gate_up_FD", "shared_down_DF")
+
+    @staticmethod
+    def other_fields(part: MoeSpec, prefix: str, share: WeightShare, fill: Fill) -> dict[str, Any]:
+        return _ExpertLayout(part, share, fill).fields(prefix)
+
+    def num_weights(self, model: ModelSpec) -> int:
+        moe, num = experts_of(model), self.gate_up_EFD.numel() + self.down_EDF.numel()
+        return super().num_weights(model) + int(moe.num_experts_per_tok / moe.num_experts * num)
 
     @property
     def stacked(self) -> ExpertWeights:
@@ -98,84 +103,36 @@ class MoeWeights:
 
     def expert(self, index: int) -> ExpertWeights:
         """Return the weights of one of the rank's experts. They share the memory of all."""
-        return self.stacked.map_tensors(lambda each: each[index])
+        return self.stacked.expert(index)
 
 
-class MoeLayout:
-    """Allocates one rank's sparse layers and has `fill` fill them, possibly after `layer()` has returned."""
+class _ExpertLayout:
+    """Allocates one rank's experts of a layer and has `fill` fill them, possibly after `fields()` has returned."""
 
-    def __init__(self, share: WeightShare, has_tensor: Callable[[str], bool], fill: Fill) -> None:
-        assert share.spec.moe is not None
-        assert share.local_experts is not None
-        self._moe: MoeSpec = share.spec.moe
+    def __init__(self, moe: MoeSpec, share: WeightShare, fill: Fill) -> None:
+        self._moe = moe
         self._share = share
-        self._local: ExpertShare = share.local_experts
+        self._local: ExpertShare = share.experts or moe.split_experts(share.tp_rank, share.tp_size)
         self._hidden = share.spec.hidden_size
         self._fill = fill
-        self._names = self._moe.names
-        self._is_stacked = has_stacked_experts(self._moe, share.spec.names.layers, has_tensor)
-        self._has_tensor = has_tensor
+        quantization, is_kept = share.spec.quantization, "integers" in share.formats.stored
         # what config.json has as quantized isn't if there are ordinary tensors
-        is_plain = self._is_stacked and not has_mxfp4_experts(self._moe, share.spec.names.layers, has_tensor)
-        self._kept = None if is_plain else share.kept_experts
+        self._kept = quantization.experts if quantization and is_kept and moe.form != "stacked" else None
 
-    def layer(self, prefix: str) -> MoeWeights:
+    def fields(self, prefix: str) -> dict[str, Any]:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
         share, local, hidden = self._share, self._local, self._hidden
         has_bias, is_first = self._moe.has_bias, local.rows.start == 0
-        block = prefix + ("mlp" if self._is_stacked else self._names.block)
-        weights = MoeWeights(
-            router_ED=self._router(block),
-            first_expert=local.experts.start,
-            gate_up_EFD=self._empty_experts(2 * len(local.rows), hidden),
-            down_EDF=self._empty_experts(hidden, len(local.rows), local.rows.start),
-            correction_E=self._correction(block),
-            shared=self._shared(block),
-            router_bias_E=self._router_bias(block),
-            gate_up_bias_EF=share.empty(len(local.experts), 2 * len(local.rows)) if has_bias else None,
-            down_bias_ED=share.empty(len(local.experts), hidden) if has_bias and is_first else None,
+        own = ExpertWeights(
+            self._empty_experts(2 * len(local.rows), hidden),
+            self._empty_experts(hidden, len(local.rows), local.rows.start),
+            share.empty(len(local.experts), 2 * len(local.rows)) if has_bias else None,
+            share.empty(len(local.experts), hidden) if has_bias and is_first else None,
         )
-        fill_expert = self._fill_stacked if self._is_stacked else self._fill_single
         for index, expert in enumerate(local.experts):
-            fill_expert(f"{block}.experts", expert, weights.expert(index))
-        return weights
-
-    def _router(self, block: str) -> torch.Tensor:
-        shape = self._moe.num_experts, self._hidden
-        out_ED = self._share.empty(*shape, dtype=torch.float32 if self._moe.router.in_float32 else None)
-        self._fill(out_ED, f"{block}.{self._names.router}.weight", shape, (slice(None),))
-        return out_ED
-
-    def _router_bias(self, block: str) -> torch.Tensor | None:
-        router, num = self._moe.router, self._moe.num_experts
-        if not router.has_bias:
-            return None
-        out_E = self._share.empty(num, dtype=torch.float32 if router.in_float32 else None)
-        self._fill(out_E, f"{block}.{self._names.router}.bias", (num,), (slice(None),))
-        return out_E
-
-    def _correction(self, block: str) -> torch.Tensor | None:
-        if not self._moe.router.has_correction:
-            return None
-        out_E = self._share.empty(self._moe.num_experts, dtype=torch.float32)
-        self._fill(out_E, f"{block}.{self._names.correction}", (self._moe.num_experts,), (slice(None),))
-        return out_E
-
-    def _shared(self, block: str) -> SharedExpertWeights | None:
-        shared, rows, hidden = self._moe.shared, self._share.shared_expert_rows, self._hidden
-        if shared is None:
-            return None
-        gate_1D = self._share.empty(1, hidden) if shared.has_gate else None
-        if gate_1D is not None:
-            self._fill(gate_1D, f"{block}.{self._names.shared_gate}.weight", (1, hidden), (slice(None),))
-        out = SharedExpertWeights(
-            self._share.empty(2 * len(rows), hidden), self._share.empty(hidden, len(rows)), gate_1D
-        )
-        prefix = f"{block}.{self._names.shared}"
-        own = ExpertWeights(out.gate_up_FD, out.down_DF)
-        # whatever the projections of experts are called
-        self._fill_network(prefix, ExpertNames(), shared.intermediate_size, rows, own)
-        return out
+            self._fill_expert(f"{prefix}{self._moe.block}experts", expert, own.expert(index))
+        names = "gate_up_EFD", "down_EDF", "gate_up_bias_EF", "down_bias_ED"
+        return {"first_expert": local.experts.start} | dict(zip(names, own, strict=True))
 
     def _empty_experts(self, num_rows: int, num_columns: int, first_column: int = 0) -> Weight:
         """Allocate one projection of all of the rank's experts. `first_column`: where the rank's part begins."""
@@ -187,63 +144,40 @@ class MoeLayout:
         stacked = IntegerWeight.empty(*size, scheme.row_bits, share.device, scheme.code)
         return stacked.map_tensors(lambda each: each.view(num, num_rows, each.shape[1]))
 
-    def _fill_single(self, prefix: str, expert: int, out: ExpertWeights) -> None:
-        self._fill_network(f"{prefix}.{expert}", self._names, self._moe.intermediate_size, self._local.rows, out)
+    def _fill_expert(self, prefix: str, expert: int, out: ExpertWeights) -> None:
+        size, hidden, rows, every = self._moe.intermediate_size, self._hidden, self._local.rows, slice(None)
+        own, names = slice(rows.start, rows.stop), self._moe.names
+        if self._moe.form == "single":
+            gate, up, down = (f"{prefix}.{expert}.{name}" for name in (names.gate, names.up, names.down))
+            num_rows, of_gate, of_up = size, own, own
+        else:
+            gate, up, down = f"{prefix}.gate_up_proj", f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
+            num_rows, of_gate, of_up = 2 * size, own, slice(rows.start + size, rows.stop + size)
+            if self._moe.is_interleaved:
+                of_gate, of_up = (slice(2 * rows.start + first, 2 * rows.stop, 2) for first in (0, 1))
+        half, bias_F = out.gate_up_FD.shape[0] // 2, out.gate_up_bias_F
+        biases = (None, None) if bias_F is None else bias_F.chunk(2)
+        shape = num_rows, hidden
+        self._fill_projection(out.gate_up_FD[:half], biases[0], gate, shape, expert, (of_gate, every))
+        self._fill_projection(out.gate_up_FD[half:], biases[1], up, shape, expert, (of_up, every))
+        self._fill_projection(out.down_DF, out.down_bias_D, down, (hidden, size), expert, (every, own))
 
-    def _fill_network(self, prefix: str, names: ExpertNames, size: int, rows: range, out: ExpertWeights) -> None:
-        """Fill the `rows` of a network of `size` rows, whose projections have tensors of their own."""
-        part, hidden = _as_slice(rows), self._hidden
-        for name, out_FD in zip((names.gate, names.up), _halves(out.gate_up_FD), strict=True):
-            self._fill(out_FD, f"{prefix}.{name}.weight", (size, hidden), (part,))
-        self._fill(out.down_DF, f"{prefix}.{names.down}.weight", (hidden, size), (slice(None), part))
-        if out.gate_up_bias_F is not None:
-            for name, out_F in zip((names.gate, names.up), out.gate_up_bias_F.chunk(2), strict=True):
-                self._fill(out_F, f"{prefix}.{name}.bias", (size,), (part,))
-        if out.down_bias_D is not None:
-            self._fill(out.down_bias_D, f"{prefix}.{names.down}.bias", (hidden,), (slice(None),))
-
-    def _fill_stacked(self, prefix: str, expert: int, out: ExpertWeights) -> None:
-        num, size, hidden = self._moe.num_experts, self._moe.intermediate_size, self._hidden
-        for rows_of_half, out_FD in zip(self._stacked_halves(), _halves(out.gate_up_FD), strict=True):
-            self._fill_matrix(out_FD, f"{prefix}.gate_up_proj", (2 * size, hidden), expert, rows_of_half, slice(None))
-        own = _as_slice(self._local.rows)
-        self._fill_matrix(out.down_DF, f"{prefix}.down_proj", (hidden, size), expert, slice(None), own)
-        if out.gate_up_bias_F is not None:
-            for rows_of_half, out_F in zip(self._stacked_halves(), out.gate_up_bias_F.chunk(2), strict=True):
-                self._fill(out_F, f"{prefix}.gate_up_proj_bias", (num, 2 * size), (expert, rows_of_half))
-        if out.down_bias_D is not None:
-            self._fill(out.down_bias_D, f"{prefix}.down_proj_bias", (num, hidden), (expert, slice(None)))
-
-    def _stacked_halves(self) -> tuple[slice, slice]:
-        """Where the rank's rows of the gate, and those of up, are among the outputs of both together."""
-        rows, size = self._local.rows, self._moe.intermediate_size
-        if self._moe.is_interleaved:
-            return slice(2 * rows.start, 2 * rows.stop, 2), slice(2 * rows.start + 1, 2 * rows.stop, 2)
-        return _as_slice(rows), _as_slice(rows, size)
-
-    def _fill_matrix(
-        self, out_OI: Weight, name: str, shape: tuple[int, int], expert: int, outputs: slice, inputs: slice
+    def _fill_projection(
+        self, out_OI: Weight, bias_O: torch.Tensor | None, name: str, shape: tuple[int, int], expert: int, part: Part
     ) -> None:
         """Fill a part of a projection whose whole weight has `shape`: its number of outputs, and of inputs."""
-        if self._moe.is_interleaved and not self._has_tensor(name + MXFP4_NUMBERS):
+        is_single, num, (outputs, inputs) = self._moe.form == "single", self._moe.num_experts, part
+        stacked, index = ((), ()) if is_single else ((num,), (expert,))
+        if self._moe.is_interleaved and self._moe.form == "stacked":
             assert isinstance(out_OI, torch.Tensor), "only what is stored quantized is kept"
-            part = expert, inputs, outputs
-            self._fill(out_OI.t(), name, (self._moe.num_experts, *reversed(shape)), part)
+            self._fill(out_OI.t(), name, (num, *reversed(shape)), (expert, inputs, outputs))
         else:
-            self._fill(out_OI, name, (self._moe.num_experts, *shape), (expert, outputs, inputs))
-
-
-def _halves(weight_OI: Weight) -> tuple[Weight, Weight]:
-    """Return the rows of the gate and those of up. They share the weight's memory."""
-    half = weight_OI.shape[0] // 2
-    return weight_OI[:half], weight_OI[half:]
+            self._fill(out_OI, f"{name}.weight" if is_single else name, (*stacked, *shape), (*index, outputs, inputs))
+        if bias_O is not None:
+            self._fill(bias_O, f"{name}{'.' if is_single else '_'}bias", (*stacked, shape[0]), (*index, outputs))
 
 
 def _changed(weight: Weight, change: Callable[[torch.Tensor], torch.Tensor]) -> Weight:
     """Return `change` of each of a weight's tensors."""
     assert not isinstance(weight, Fp8Weight | IntegerParts), "experts aren't computed in fp8, nor in several forms"
     return weight.map_tensors(change) if isinstance(weight, IntegerWeight) else change(weight)
-
-
-def _as_slice(rows: range, offset: int = 0) -> slice:
-    return slice(rows.start + offset, rows.stop + offset)

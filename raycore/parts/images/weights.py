@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raycore.parts.experts.weights import Fill
 from raycore.parts.images.checkpoint.vision_tensors import VisionTensor, divides, vision_tensors
 from raycore.parts.images.models import VisionSpec
 from raycore.weights.share import WeightShare
+from raycore.weights.weight import Fill
 
 VisionWeights = dict[str, Tensor]
 """By the keys of `VisionTensor`. What ranks that sum results have only once is empty on the others."""

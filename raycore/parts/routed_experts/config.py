@@ -36,7 +36,7 @@ def check_routed_experts(
         InvalidConfig: something does. The message names it.
     """
     why = None
-    if spec.moe is None:
+    if not spec.has_experts:
         why = f"{spec.architecture}, which has no experts that raycore knows: omit it"
     elif spec.implementation == "transformers":
         why = "model_impl='transformers', whose experts choose by themselves: omit it, or use a family of raycore"

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.models.spec import ModelSpec
+from raycore.parts.experts.models import experts_of
 
 NAME = "routed_experts"
 """The part's name in reports, and the field of outputs."""
@@ -30,8 +31,8 @@ class ExpertRows(msgspec.Struct, frozen=True):
     @staticmethod
     def of(spec: ModelSpec) -> ExpertRows:
         """Return the rows of a model that has experts."""
-        assert spec.moe is not None, "it was checked"
-        return ExpertRows(spec.moe.sparse_layers, spec.moe.num_experts, spec.moe.num_experts_per_tok)
+        moe = experts_of(spec)
+        return ExpertRows(moe.sparse_layers, moe.num_experts, moe.num_experts_per_tok)
 
     @property
     def dtype(self) -> np.dtype[np.generic]:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from raycore.config import EngineConfig
-from raycore.layers.feed_forward import SparseFeedForward
 from raycore.messages import StepResult, TokenReport
+from raycore.parts.experts.layers.sparse_feed_forward import SparseFeedForward
 from raycore.parts.routed_experts.models import NAME, ExpertRows
 from raycore.runner.part import RunnerPart, StepExtra
 from raycore.step.batch import StepInputs

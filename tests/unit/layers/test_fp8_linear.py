@@ -15,8 +15,9 @@ from raycore.layers.fp8_linear import Fp8Linear
 from raycore.layers.operations import Operations
 from raycore.messages import StepPlan
 from raycore.weights.fp8_weight import Fp8Weight, quantize_rows
+from raycore.weights.layer_part_weights import MlpWeights
 from raycore.weights.linear_formats import EVERY_FP8
-from raycore.weights.loader import DecoderWeights, MlpWeights, random_decoder_weights
+from raycore.weights.loader import DecoderWeights, random_decoder_weights
 from raycore.weights.share import WeightShare
 
 TOLERANCE = 0.05

@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from native_kernels import needs_kernels
-from small_model import make_operations
+from small_model import make_operations, sparse_layer
 from torch import Tensor
 
-from raycore.layers.feed_forward import SparseFeedForward
 from raycore.layers.linear import LinearInParts, ReducedLinear
 from raycore.parallel.tensor_parallel import TensorParallel, sum_in_pairs
 from raycore.parts.experts.models import ExpertChoice, MoeSpec
@@ -105,7 +104,7 @@ def test_ranks_that_divide_experts_get_the_same_bits(dtype):
         weights = MoeWeights(router_ED, 0, gate_up_EFD, own_part(down_EDF, ranks, 2))
         if ranks.rank == 0:
             weights.down_bias_ED = down_bias_ED
-        layer = SparseFeedForward(spec, weights, SplitExperts(ranks), False, operations)
+        layer = sparse_layer(spec, weights, SplitExperts(ranks), operations)
         assert layer.experts.in_parts
         assert torch.equal(layer.experts.weights_of(3).down_DF, own_part(down_EDF[3], ranks))
         assert layer.apply(x_TD[:0].to(dtype)).shape == (0, 32)
@@ -115,7 +114,7 @@ def test_ranks_that_divide_experts_get_the_same_bits(dtype):
     for num_ranks in (2, 4):
         assert all(torch.equal(each, alone) for each in on_ranks(num_ranks, result))
     weights = MoeWeights(router_ED, 0, torch.cat([gate_EFD, up_EFD], dim=1), down_EDF, down_bias_ED=down_bias_ED)
-    whole = SparseFeedForward(spec, weights, SplitExperts(TensorParallel()), False, make_operations("torch"))
+    whole = sparse_layer(spec, weights, SplitExperts(TensorParallel()), make_operations("torch"))
     expected = whole.apply(x_TD.to(dtype))
     torch.testing.assert_close(alone, expected, atol=0.5 if dtype == torch.bfloat16 else 1e-3, rtol=0.02)
 

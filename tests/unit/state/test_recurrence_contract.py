@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raycore.models.mixers.spec import ROWS, MixerTensor, StateTensor
+from raycore.models.layer_part import ROWS, PartTensor
+from raycore.models.mixers.spec import StateTensor
 from raycore.models.mixers.state import MatrixMixer
 from raycore.models.rows import divided
 from raycore.state.recurrence import MatrixRecurrence
@@ -115,6 +116,6 @@ def test_plain_torch_computes_what_has_no_other_kernels() -> None:
 )
 def test_a_tensor_is_kept_without_dimensions_of_one(shape: Any, stored: Any, selected: Any, row: Any) -> None:
     part = divided("decay", 8, 1, 2)
-    tensor = MixerTensor("decay_N", (part,), shape)
+    tensor = PartTensor("decay_N", (part,), shape)
     assert (tensor.stored_shape(part), tensor.selects(part), tensor.row) == (stored, selected, row)
     assert torch.zeros(stored)[selected].shape == (4, *row)

@@ -17,8 +17,9 @@ from raycore.models.spec import ModelSpec
 from raycore.parts.experts.models import MoeSpec
 from raycore.parts.experts.weights import MoeWeights
 from raycore.weights.fp8_weight import FP8, Fp8Weight, quantize_rows
+from raycore.weights.layer_part_weights import MlpWeights
 from raycore.weights.linear_formats import EVERY_FP8, STORED_FP8
-from raycore.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
+from raycore.weights.loader import DecoderWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.share import WeightShare
 from raycore.weights.staging import Staging
 

@@ -31,8 +31,9 @@ from raycore.parts.adapters.checkpoint.spec import LoraSpec
 from raycore.parts.adapters.layers import Adapters
 from raycore.parts.adapters.weights import load_lora_weights
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
+from raycore.weights.layer_part_weights import MlpWeights
 from raycore.weights.linear_formats import CONVERTED, EVERY_INTEGERS, STORED_INTEGERS
-from raycore.weights.loader import DecoderWeights, MlpWeights, load_decoder_weights, random_decoder_weights
+from raycore.weights.loader import DecoderWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.packed_weight import PackedWeight, pack
 from raycore.weights.share import WeightShare
 from raycore.weights.weight import Weight

@@ -19,11 +19,12 @@ from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ClampedSwiglu
 from raycore.parts.experts.layers.routed_experts import TorchExperts
 from raycore.parts.experts.models import ExpertChoice, ExpertShare, MoeSpec
-from raycore.parts.experts.weights import MoeLayout, MoeWeights
+from raycore.parts.experts.weights import MoeWeights
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.linear_formats import CONVERTED, STORED_INTEGERS
+from raycore.weights.loader import RankLayout
 from raycore.weights.mxfp4 import read_mxfp4
 from raycore.weights.share import WeightShare
 
@@ -76,7 +77,8 @@ def experts(path: Path, share: ExpertShare, *, is_kept: bool) -> MoeWeights:
     save_file(tensors, path / "m.safetensors")
     own = WeightShare(SPEC, torch.float32, experts=share, formats=STORED_INTEGERS if is_kept else CONVERTED)
     with CheckpointReader(path, read_header(path / "m.safetensors")) as reader:
-        return MoeLayout(own, lambda name: "_blocks" in name, CheckpointFill(reader, None, None)).layer("p.")
+        layout = RankLayout(own, reader.__contains__, CheckpointFill(reader, None, None))
+        return layout.part(msgspec.structs.replace(MOE, form="mxfp4"), "p.")
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 3, 6, 8])
@@ -128,5 +130,5 @@ def test_ordinary_tensors_count_whatever_config_says(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "m.safetensors")
     with CheckpointReader(tmp_path, read_header(tmp_path / "m.safetensors")) as reader:
         share, fill = WeightShare(SPEC, torch.float32, formats=STORED_INTEGERS), CheckpointFill(reader, None, None)
-        layer = MoeLayout(share, lambda name: "_blocks" not in name, fill).layer("p.")
+        layer = RankLayout(share, reader.__contains__, fill).part(msgspec.structs.replace(MOE, form="stacked"), "p.")
     assert torch.equal(layer.gate_up_EFD[1], torch.cat([weight_EIO[1, :, 0::2].t(), weight_EIO[1, :, 1::2].t()]))

@@ -41,15 +41,6 @@ def test_ranks_divide_the_vocabulary_and_the_rows(tp_size: int) -> None:
     assert [each.adds_biases for each in shares] == [True, False][:tp_size]
 
 
-def test_experts_are_split_unless_whole_ones_are_given() -> None:
-    moe = QWEN.moe
-    assert moe is not None
-    assert share().local_experts is None
-    assert share(QWEN, 1, 2).local_experts == moe.split_experts(1, 2)
-    whole = moe.whole_experts(1, 2)
-    assert share(QWEN, 1, 2, experts=whole).local_experts == whole
-
-
 def test_a_model_that_cannot_be_divided_is_refused() -> None:
     with pytest.raises(InvalidConfig, match="tensor_parallel_size=3"):
         share(SPEC, 0, 3)

@@ -23,7 +23,6 @@ from raycore.checkpoint.gguf.adapter import GgufAdapter, read_gguf_adapter
 from raycore.checkpoint.gguf.header import BLOCKS, SUFFIX, refuse_other_file
 from raycore.errors import InvalidAdapter, InvalidCheckpoint, InvalidConfig
 from raycore.json_fields import JsonFields, shortened
-from raycore.models.linears import dense_linears
 from raycore.models.mixers.kinds import REFUSED_ADAPTERS
 from raycore.models.spec import ModelSpec
 from raycore.parts.adapters.checkpoint.peft_options import PeftOptions, read_alpha
@@ -124,11 +123,9 @@ class _Reader(ABC):
     def __init__(self, file: Path, model: ModelSpec) -> None:
         self._file = file
         self._model = model
-        gate_up, down = (linear.shapes() for linear in dense_linears(model))
-        self._dense = gate_up | down
-        """The numbers of outputs and inputs of the projections of a dense feed-forward part, by name."""
-        self._shapes = [mixer.adapted_shapes(model) | self._dense for mixer in model.mixers]
-        """By layer: the same of all projections, as if it had no experts."""
+        parts = zip(model.mixers, model.feed_forwards, strict=True)
+        self._shapes = [mixer.adapted_shapes(model) | other.adapted_shapes(model) for mixer, other in parts]
+        """By layer: the numbers of outputs and inputs of projections, by name."""
         self._known = [*dict.fromkeys(name for own in self._shapes for name in own)]
         self._renamed = {other: name for mixer in model.mixers for other, name in mixer.renamed.items()}
 
@@ -171,13 +168,10 @@ class _Reader(ABC):
         layer, _, side = found
         if layer >= self._model.num_layers:
             raise self._error(name, f"the model has {self._model.num_layers} layers, from 0 on")
-        model, moe = self._model, self._model.moe
-        mixer = model.mixers[layer]
         if module not in self._shapes[layer]:
-            instead = "keeps a state" if mixer.keeps_state else "has attention"
+            is_mixed = any(module in mixer.adapted_shapes(self._model) for mixer in self._model.mixer_kinds)
+            instead = (self._model.mixers if is_mixed else self._model.feed_forwards)[layer].described
             raise self._error(name, f"this layer of the model {instead} instead, and has no such projection")
-        if module in self._dense and moe is not None and moe.sparse_layers[layer]:
-            raise self._error(name, "this layer of the model has experts, and adapters of experts aren't supported")
         return (layer, module), side
 
     def _module(self, tensors: Mapping[str, _Matrix], key: ModuleKey, names: dict[str, str]) -> LoraProjection:

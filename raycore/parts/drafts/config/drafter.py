@@ -95,7 +95,7 @@ def _check_draft_model(path: Path, spec: ModelSpec, target: ModelSpec, *, expert
             f"the draft model {path} ({spec.architecture}) {why}, which isn't supported: "
             "use a draft model with attention in all layers"
         )
-    if expert_parallel and spec.moe is not None:
+    if expert_parallel and spec.has_experts:
         raise _error(
             f"the draft model {path} ({spec.architecture}) has experts, which can't be used with "
             "enable_expert_parallel=True: use a dense draft model"

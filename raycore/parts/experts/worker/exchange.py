@@ -64,8 +64,7 @@ class WeightExchange:
         for _, link in self._dense_moves():
             for tensor in dense_tensors(weights):
                 link.receive_into(tensor)
-        for layer in weights.layers:
-            own = layer.feed_forward
+        for own in (layer.feed_forward for layer in weights.layers):
             if not isinstance(own, MoeWeights):
                 continue
             for move, link in zip(self._moves, self._links, strict=True):

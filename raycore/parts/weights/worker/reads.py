@@ -30,7 +30,7 @@ def bytes_of_step(network: Network, spec: ModelSpec) -> int:
     Each weight of the layers and of the head is read once, in the form in which it lies in memory. The embedding counts
     only where the head is computed with it.
     """
-    if spec.moe is not None or spec.implementation == "transformers":
+    if spec.has_experts or spec.implementation == "transformers":
         return 0
     outside = network.weight_parts.outside_layers
     sizes, head, embedding = map(_sizes, (network, outside.get("head"), outside.get("embedding")))

@@ -23,7 +23,6 @@ from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.stored_model import wrong_shape
 from raycore.errors import InvalidInput
 from raycore.models.quantization import WeightScheme, stored_scheme
-from raycore.parts.experts.weights import Fill
 from raycore.parts.weights.worker.in_place import MixedNumbers, replace_given, replace_weights
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader, GivenTensors
 from raycore.weights.fill import CheckpointFill
@@ -32,6 +31,7 @@ from raycore.weights.linear_formats import CONVERTED
 from raycore.weights.loader import RankLayout, fill_weights
 from raycore.weights.share import WeightShare
 from raycore.weights.update_plan import HasTensor, Layout, Shape, checkpoint_forms
+from raycore.weights.weight import Fill
 from raycore.worker.setup import WorkerSetup
 from raycore.worker.worker_model import WorkerModel
 
@@ -243,7 +243,7 @@ class WeightUnits:
         share = replace(unit.share, gathers=unit.share.device.type == "cpu" and not self.is_quantized)
         fill = CheckpointFill(reader, None, self._spec.quantization)
         with torch.inference_mode(False):  # the threads that fill weights have no such mode
-            if share.gathers and self._spec.moe is None:
+            if share.gathers and not self._spec.has_experts:
                 weights = unit.layout(share, has_tensor, fill)  # there is too little to copy for threads
             else:
                 num_threads = None if share.device.type == "cpu" else 1

@@ -18,19 +18,20 @@ from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.class_paths import import_path
 from raycore.decoder.mixer import Mixer
+from raycore.models.layer_part import PartTensor
 from raycore.models.linears import FusedLinear
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.kinds import REFUSED_ADAPTERS, StateSpec
 from raycore.models.mixers.latent import LatentHeads
-from raycore.models.mixers.spec import MixerSpec, MixerTensor
+from raycore.models.mixers.spec import MixerSpec
 from raycore.models.rows import Rows
 from raycore.models.spec import ModelSpec
 from raycore.parts.adapters.layers import MAX_PARTS
 from raycore.state.recurrence import Recurrence
 from raycore.state.state_layers import empty_states, state_bytes
 from raycore.step.memory import MixerMemory
+from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.loader import empty_decoder_weights
-from raycore.weights.mixer_weights import MixerWeights
 from raycore.weights.share import WeightShare
 
 KINDS: list[type[MixerSpec]] = [AttentionHeads, LatentHeads, *get_args(StateSpec)]
@@ -54,7 +55,7 @@ def test_what_computes_a_mixer_can_be_imported(kind: type[MixerSpec]) -> None:
     assert issubclass(import_path(kind.computed_by), Mixer)
     assert issubclass(import_path(kind.memory), MixerMemory)
     weights = import_path(kind.weights_class)
-    assert issubclass(weights, MixerWeights)
+    assert issubclass(weights, LayerPartWeights)
     assert {field.name for field in dataclasses.fields(weights)} == set(weights.NAMES)
     assert set(weights.MULTIPLIED) <= set(weights.NAMES)
     assert len(set(weights.NAMES.values())) == len(weights.NAMES)
@@ -81,10 +82,8 @@ def test_the_rows_of_all_ranks_are_the_whole(checkpoint: tuple[Path, ModelSpec],
     _, spec = checkpoint
     for mixer in spec.mixer_kinds:
         for layers in (mixer.linears, mixer.vectors):
-            whole: tuple[FusedLinear | MixerTensor, ...] = layers(spec)
-            ranks: list[tuple[FusedLinear | MixerTensor, ...]] = [
-                layers(spec, rank, tp_size) for rank in range(tp_size)
-            ]
+            whole: tuple[FusedLinear | PartTensor, ...] = layers(spec)
+            ranks: list[tuple[FusedLinear | PartTensor, ...]] = [layers(spec, rank, tp_size) for rank in range(tp_size)]
             for index, expected in enumerate(whole):
                 owns = [rank[index] for rank in ranks]
                 assert {each.field for each in owns} == {expected.field}
@@ -117,7 +116,7 @@ def test_the_weights_that_a_rank_allocates_are_the_declared_ones(checkpoint: tup
             vector.field for vector in vectors if vector.is_float32
         }
         multiplied = sum(math.prod(shapes[linear.field]) for linear in linears)
-        assert layer.mixer.num_weights == multiplied
+        assert layer.mixer.num_weights(spec) == multiplied
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
@@ -158,5 +157,5 @@ def test_adapters_may_change_the_linear_layers_that_peft_finds(checkpoint: tuple
             assert [(each.out_features, each.in_features) for each in found] == [shape], name
 
 
-def _rows(declared: FusedLinear | MixerTensor) -> tuple[Rows, ...]:
-    return declared.parts if isinstance(declared, MixerTensor) else (*declared.outputs, declared.inputs)
+def _rows(declared: FusedLinear | PartTensor) -> tuple[Rows, ...]:
+    return declared.parts if isinstance(declared, PartTensor) else (*declared.outputs, declared.inputs)

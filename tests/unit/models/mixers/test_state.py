@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from raycore.checkpoint.sharded_state import Division, Shard, ShardPaths
 from raycore.decoder.delta_mixer import DeltaWeights
-from raycore.decoder.mamba2_mixer import Mamba2Weights
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.kinds import StateSpec
@@ -54,7 +53,7 @@ def load(state: DeltaSpec, tp_size: int) -> Iterator[DeltaWeights]:
             out.copy_(tensor[part])  # pyright: ignore
 
         share = WeightShare(replace(SPEC, state=state), torch.float32, tp_rank, tp_size)
-        yield RankLayout(share, has_no_tensor, fill).mixer(DeltaWeights, state, "")  # pyright: ignore
+        yield RankLayout(share, has_no_tensor, fill).part(state, "")  # pyright: ignore
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
@@ -104,7 +103,7 @@ def test_ranks_share_the_only_group_of_mamba2_and_divide_several(num_groups: int
             out.copy_(stored[name][part])  # pyright: ignore
 
         share = WeightShare(replace(SPEC, state=state), torch.float32, tp_rank, tp_size)
-        own = RankLayout(share, has_no_tensor, fill).mixer(Mamba2Weights, state, "")  # pyright: ignore
+        own = RankLayout(share, has_no_tensor, fill).part(state, "")  # pyright: ignore
 
         def part_of(first: int, size: int, *, is_whole: bool = False, tp_rank: int = tp_rank) -> list[int]:
             num = size if is_whole else size // tp_size

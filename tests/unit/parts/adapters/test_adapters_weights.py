@@ -21,7 +21,8 @@ from transformers import LlamaForCausalLM
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import Stage, split_layers
 from raycore.errors import InvalidAdapter
-from raycore.models.linears import FusedLinear, dense_linears
+from raycore.models.feed_forward import DENSE
+from raycore.models.linears import FusedLinear
 from raycore.models.spec import LinearShape, ModelSpec
 from raycore.parts.adapters.checkpoint.spec import LoraSpec
 from raycore.parts.adapters.weights import LoraLinear, LoraWeights, largest_lora_bytes, load_lora_weights
@@ -91,7 +92,7 @@ def put_together(ranks: list[LoraWeights], layer: int, spec: ModelSpec = SPEC) -
 def linears(spec: ModelSpec, layer: int, tp_rank: int, tp_size: int) -> list[FusedLinear]:
     """The linear layers of a rank that adapters may change."""
     mixed = spec.mixers[layer].adapted_linears(spec, tp_rank, tp_size)
-    return [*mixed.values(), *dense_linears(spec, tp_rank, tp_size)]
+    return [*mixed.values(), *DENSE.linears(spec, tp_rank, tp_size)]
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])

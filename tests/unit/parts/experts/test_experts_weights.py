@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from raycore.errors import InvalidCheckpoint
 from raycore.parts.experts.models import ExpertChoice, ExpertNames
 from raycore.parts.experts.weights import MoeWeights
-from raycore.weights.loader import MlpWeights, load_decoder_weights, random_decoder_weights
+from raycore.weights.layer_part_weights import MlpWeights
+from raycore.weights.loader import load_decoder_weights, random_decoder_weights
 from raycore.weights.share import WeightShare
 from raycore.weights.staging import Staging
 

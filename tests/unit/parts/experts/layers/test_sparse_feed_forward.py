@@ -8,18 +8,17 @@ import interpreted_triton  # noqa: F401  # before whatever imports Triton
 import pytest
 import torch
 from native_kernels import needs_kernels
-from small_model import make_operations
+from small_model import make_operations, sparse_layer
 from torch.distributed import HashStore
 from torch.nn import functional
 from waiting import LONG_S
 
-from raycore.layers.feed_forward import SparseFeedForward
 from raycore.layers.operations import Operations
 from raycore.parallel.collectives import SharedMemoryCollectives
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.parts.experts.models import ExpertChoice, ExpertShare, MoeSpec, SharedExperts
+from raycore.parts.experts.models import ExpertChoice, ExpertShare, MoeSpec
 from raycore.parts.experts.parallel import ExpertParallel, SplitExperts
-from raycore.parts.experts.weights import MoeWeights, SharedExpertWeights
+from raycore.parts.experts.weights import MoeWeights
 
 CPU = torch.device("cpu")
 HIDDEN = 12
@@ -91,7 +90,7 @@ def on_every_rank(size, work):
 def test_a_sparse_layer_equals_the_formula_of_its_experts(backend, num_tokens, is_normed):
     spec = MoeSpec(5, 2, 8, [True], ExpertChoice(is_normalized=is_normed))
     operations = make_operations(backend)
-    layer = SparseFeedForward(spec, part(WHOLE), SplitExperts(TensorParallel()), False, operations)
+    layer = sparse_layer(spec, part(WHOLE), SplitExperts(TensorParallel()), operations)
     x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
     noted: list[torch.Tensor] = []
     layer.note_choices(noted.append)
@@ -106,7 +105,7 @@ def test_experts_split_over_ranks_add_up_to_the_formula(share_of):
 
     def work(collectives, rank):
         ranks = SplitExperts(TensorParallel(rank, 2, collectives))
-        layer = SparseFeedForward(SPEC, part(share_of(rank, 2)), ranks, False, Operations(CPU))
+        layer = sparse_layer(SPEC, part(share_of(rank, 2)), ranks, Operations(CPU))
         return layer.add_to(torch.zeros_like(x_TD), x_TD)
 
     first, second = on_every_rank(2, work)
@@ -124,7 +123,9 @@ def test_experts_shared_by_engines_give_each_token_the_formulas_result(dp_size, 
         dp_rank, tp_rank = divmod(rank, tp_size)
         ranks = ExpertParallel(dp_rank, tp_rank, tp_size, collectives, CPU)
         weights = part(SPEC.whole_experts(rank, size))
-        layer, last = (SparseFeedForward(SPEC, weights, ranks, is_last, Operations(CPU)) for is_last in (False, True))
+        layer, last = (
+            sparse_layer(SPEC, weights, ranks, Operations(CPU), is_last=is_last) for is_last in (False, True)
+        )
         noted: list[torch.Tensor] = []
         for each in (layer, last):
             each.note_choices(noted.append)
@@ -145,11 +146,11 @@ def test_experts_shared_by_engines_give_each_token_the_formulas_result(dp_size, 
     on_every_rank(size, work)
 
 
-def shared_part(tp_rank: int, tp_size: int, has_gate: bool) -> SharedExpertWeights:
-    rows = SharedExperts(32).rows(tp_rank, tp_size)
-    part = slice(rows.start, rows.stop)
-    gate_up_FD = torch.cat([SHARED_GATE_FD[part], SHARED_UP_FD[part]])
-    return SharedExpertWeights(gate_up_FD, SHARED_DOWN_DF[:, part].contiguous(), GATE_1D if has_gate else None)
+def add_shared_part(weights: MoeWeights, tp_rank: int, tp_size: int, has_gate: bool) -> None:
+    part = slice(tp_rank * 32 // tp_size, (tp_rank + 1) * 32 // tp_size)
+    weights.shared_gate_up_FD = torch.cat([SHARED_GATE_FD[part], SHARED_UP_FD[part]])
+    weights.shared_down_DF = SHARED_DOWN_DF[:, part].contiguous()
+    weights.shared_gate_1D = GATE_1D if has_gate else None
 
 
 def expected_with_shared(x_TD: torch.Tensor, has_gate: bool) -> torch.Tensor:
@@ -162,9 +163,9 @@ def expected_with_shared(x_TD: torch.Tensor, has_gate: bool) -> torch.Tensor:
 @pytest.mark.parametrize("backend", ["torch", pytest.param("native", marks=needs_kernels), "triton"])
 def test_a_sparse_layer_adds_its_shared_experts_to_every_token(backend, has_gate):
     weights = part(WHOLE)
-    weights.shared = shared_part(0, 1, has_gate)
+    add_shared_part(weights, 0, 1, has_gate)
     operations = make_operations(backend)
-    layer = SparseFeedForward(SPEC, weights, SplitExperts(TensorParallel()), False, operations)
+    layer = sparse_layer(SPEC, weights, SplitExperts(TensorParallel()), operations)
     for num_tokens in (1, 3):
         x_TD, residual_TD = tokens(num_tokens), tokens(num_tokens, seed=1)
         found_TD = layer.add_to(residual_TD.clone().to(operations.device), x_TD.to(operations.device))
@@ -184,8 +185,8 @@ def test_shared_experts_process_the_tokens_of_their_engine(dp_size, tp_size, has
         )
         ranks = ExpertParallel(dp_rank, tp_rank, tp_size, collectives, CPU)
         weights = part(SPEC.whole_experts(rank, size))
-        weights.shared = shared_part(tp_rank, tp_size, has_gate)
-        layer = SparseFeedForward(SPEC, weights, ranks, False, Operations(CPU), engine)
+        add_shared_part(weights, tp_rank, tp_size, has_gate)
+        layer = sparse_layer(SPEC, weights, ranks, Operations(CPU), engine)
         for seed in range(len(num_tokens)):
             own = num_tokens[(seed + dp_rank) % len(num_tokens)]
             if not ranks.begin(own, own):

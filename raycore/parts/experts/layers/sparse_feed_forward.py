@@ -1,0 +1,100 @@
+"""A feed-forward part with experts: each token goes to a few of many small networks (sparse).
+
+Shape suffixes: T tokens of the step, D hidden size, N the tokens that this rank's experts process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from raycore.layers.feed_forward import DenseFeedForward, FeedForward
+from raycore.layers.linear import Linear
+from raycore.layers.operations import GatedLinear
+from raycore.layers.part_place import PartPlace, unadapted
+from raycore.parts.experts.models import experts_of
+from raycore.parts.experts.parallel import ExpertRanks, SplitExperts
+from raycore.parts.experts.weights import ExpertWeights, MoeWeights
+from raycore.weights.layer_part_weights import MlpWeights
+
+
+class SparseFeedForward(FeedForward):
+    """A sparse layer: the experts, or parts of experts, that this rank holds, and the ranks that share them.
+
+    Shared experts are split over the ranks of one engine, and process its tokens only.
+    """
+
+    def __init__(self, place: PartPlace, weights: MoeWeights) -> None:
+        spec, operations, ranks = place.spec, place.operations, place.experts
+        self._spec = experts_of(spec)
+        self._ranks = ranks
+        self._is_last = place.index == spec.num_layers - 1
+        # ranks without a token need its dtype only if they share experts, and then these are converted
+        dtype = weights.gate_up_EFD.dtype if isinstance(weights.gate_up_EFD, Tensor) else torch.float32
+        self._nothing_0D = torch.empty(0, weights.router_ED.shape[1], dtype=dtype, device=operations.device)
+        split = ranks.ranks if isinstance(ranks, SplitExperts) else None
+        self.experts = operations.experts(self._spec, weights, spec.gate, split)
+        self._sigmoid, self._shared, self._gate = operations.sigmoid, None, None
+        if weights.shared_gate_up_FD is not None and weights.shared_down_DF is not None:
+            shared = MlpWeights(weights.shared_gate_up_FD, weights.shared_down_DF)
+            self._shared = DenseFeedForward(replace(place, adapt=unadapted), shared)
+        if weights.shared_gate_1D is not None:
+            self._gate = operations.linear(weights.shared_gate_1D)
+
+    def share_with(self, ranks: ExpertRanks) -> None:
+        """Share the experts with these ranks from now on."""
+        self._ranks = ranks
+
+    def note_choices(self, note: Callable[[Tensor], None]) -> None:
+        """Have `note` called with what the router chooses: the ids [T, K] of the experts of this engine's rows."""
+        self.experts.note = lambda ids_NK: note(self._ranks.own(ids_NK, self._is_last))
+
+    def num_weights_of(self, num_experts: int) -> int:
+        """Return the number of multiplications for one token in `num_experts` experts, as its router uses them."""
+        num_used = num_experts * self._spec.num_experts_per_tok / self._spec.num_experts
+        return int(num_used * 3 * self._nothing_0D.shape[1] * self._spec.intermediate_size)
+
+    def empty_expert(self) -> ExpertWeights:
+        """Allocate the weights of an expert."""
+        size, hidden, empty = self._spec.intermediate_size, self._nothing_0D.shape[1], self._nothing_0D.new_empty
+        biases = (empty(2 * size), empty(hidden)) if self._spec.has_bias else (None, None)
+        return ExpertWeights(empty(2 * size, hidden), empty(hidden, size), *biases)
+
+    def apply(self, x_TD: Tensor) -> Tensor:
+        x_ND = self._ranks.gather(x_TD, self._is_last)
+        out_ND = self.experts(x_ND)
+        if self.experts.in_parts and isinstance(self._ranks, SplitExperts):
+            out_TD = self._ranks.ranks.sum_parts([out_ND]).to(x_TD.dtype)
+        else:
+            out_TD = self._ranks.reduce(out_ND.to(x_TD.dtype), self._is_last)
+        if self._shared is None or not len(x_TD):
+            return out_TD
+        # after the sum over all ranks: before it, the sum's order would depend on which engine this is
+        if self._gate is None:
+            return self._shared.add_to(out_TD, x_TD)
+        return out_TD.add_(self._shared.apply(x_TD) * self._sigmoid(self._gate(x_TD)))
+
+    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        return residual_TD.add_(self.apply(x_TD))
+
+    def weights(self) -> MoeWeights:
+        router, nothing = self.experts.router, self._nothing_0D.new_empty(0, 0, 0)
+        found = MoeWeights(_plain(router.linear), 0, nothing, nothing, router.correction_E)
+        found.router_bias_E = router.linear.bias
+        if self._shared is not None:
+            found.shared_gate_up_FD, found.shared_down_DF = _plain(self._shared.gate_up), _plain(self._shared.down)
+        if self._gate is not None:
+            found.shared_gate_1D = _plain(self._gate)
+        return found
+
+    def forward_nothing(self) -> None:
+        """Take part in a step in which this engine has no token."""
+        self.add_to(self._nothing_0D, self._nothing_0D)
+
+
+def _plain(linear: Linear | GatedLinear) -> Tensor:
+    assert isinstance(linear.weight, Tensor), "models with experts aren't quantized"
+    return linear.weight
