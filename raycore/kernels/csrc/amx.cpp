@@ -5,6 +5,7 @@
 #include "tile_linear.h"
 
 RAYCORE_PART(kAmx, {
+  simpler = kernels;
   kernels.name = "amx";
   kernels.attention[kBFloat16] = tile_attention<AmxProducts, BFloat16>;
   kernels.int8_attention[kBFloat16] = tile_attention<AmxProducts, int8_t>;

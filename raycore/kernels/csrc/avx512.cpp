@@ -4,7 +4,6 @@
 #include "bandwidth.h"
 #include "latent_attention.h"
 #include "linear.h"
-#include "lora.h"
 #include "recurrence.h"
 #include "rowwise.h"
 #include "sampling.h"

@@ -10,6 +10,7 @@
 #include "tile_attention.h"
 
 RAYCORE_PART(kAvx512Bf16, {
+  simpler = kernels;
   kernels.name = "avx512_bf16";
   kernels.rms_norm[kBFloat16] = rms_norm<BFloat16>;
   kernels.layer_norm[kBFloat16] = layer_norm<BFloat16>;

@@ -1,6 +1,7 @@
 #if defined(__x86_64__)
 #define RAYCORE_WIDTH 16
 #include "head_linear.h"
+#include "lora.h"
 #include "panel_linear.h"
 #include "table.h"
 RAYCORE_PART(kAvx512Panels, { RAYCORE_ADD_PANELS(kernels) })

@@ -425,7 +425,7 @@ inline __attribute__((always_inline)) void repeat(const Function& function) {
 }
 
 // Adds the products of R rows with widened weights to their results, which are `results_stride` apart.
-template <Code code, int P, int R>
+template <bool has_offsets, int P, int R>
 void add_wide_products(const IntegerLinearArgs& args, const IntegerRows& rows, int64_t row, const WideWeights<P>& wide,
                        float* results, int64_t results_stride) {
   constexpr int V = WideWeights<P>::V;
@@ -448,11 +448,11 @@ void add_wide_products(const IntegerLinearArgs& args, const IntegerRows& rows, i
       const int64_t of_outputs = (group + v / kVectors * rows.num_groups) * kPanelOutputs + v % kVectors * kWidth;
       const Floats scales = load(args.scales + of_outputs);
       Floats offsets;
-      if constexpr (code == Code::kOffsets) offsets = load(args.offsets + of_outputs);
+      if constexpr (has_offsets) offsets = load(args.offsets + of_outputs);
       repeat<R>([&](auto r) {
         float* result = results + r * results_stride + v * kWidth;
         Floats own = multiply_add(__builtin_convertvector(bits_of<Ints>(sums[r][v]), Floats), scales, load(result));
-        if constexpr (code == Code::kOffsets) {
+        if constexpr (has_offsets) {
           float x_sum;
           std::memcpy(&x_sum, x_sums + r * x_stride + block * kSumBytes, kSumBytes);
           own = multiply_add(splat(x_sum), offsets, own);
@@ -463,13 +463,13 @@ void add_wide_products(const IntegerLinearArgs& args, const IntegerRows& rows, i
   }
 }
 
-template <Code code, int P, int R = kWideRows>
+template <bool has_offsets, int P, int R = kWideRows>
 inline void add_some_wide_products(int64_t num_rows, const IntegerLinearArgs& args, const IntegerRows& rows,
                                    int64_t row, const WideWeights<P>& wide, float* results, int64_t results_stride) {
   if (num_rows >= R)
-    add_wide_products<code, P, R>(args, rows, row, wide, results, results_stride);
+    add_wide_products<has_offsets, P, R>(args, rows, row, wide, results, results_stride);
   else if constexpr (R > 1)
-    add_some_wide_products<code, P, R - 1>(num_rows, args, rows, row, wide, results, results_stride);
+    add_some_wide_products<has_offsets, P, R - 1>(num_rows, args, rows, row, wide, results, results_stride);
 }
 
 template <int bits, Code code>
@@ -492,8 +492,9 @@ void multiply_wide_panels(const IntegerLinearArgs& args, const IntegerRows& rows
       wide.first_group = first_block / rows.group_blocks;
       widen_integers<bits, code, P>(args, rows, wide);
       for (int64_t r = 0; r < num_rows; r += group_rows)
-        add_some_wide_products<code, P>(num_rows - r < group_rows ? num_rows - r : group_rows, args, rows,
-                                        first_row + r, wide, results + r * stride + i * kPanelOutputs, stride);
+        add_some_wide_products<code == Code::kOffsets, P>(
+            num_rows - r < group_rows ? num_rows - r : group_rows, args, rows, first_row + r, wide,
+            results + r * stride + i * kPanelOutputs, stride);
     };
     for (int64_t block = 0; block < rows.num_blocks; block += chunk_blocks) {
       const int64_t end = block + chunk_blocks < rows.num_blocks ? block + chunk_blocks : rows.num_blocks;

@@ -363,10 +363,10 @@ struct Kernels {
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
   void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);
   void (*logprobs[kNumDTypes])(const LogprobsArgs&, const Threads&);
-  void (*lora_shrink[kNumDTypes])(const LoraArgs&, const Threads&);
-  void (*lora_expand[kNumDTypes])(const LoraArgs&, const Threads&);
   void (*gated_delta[kNumDTypes])(const RecurrenceArgs&, const Threads&);
   void (*mamba2[kNumDTypes])(const RecurrenceArgs&, const Threads&);
+  void (*lora_shrink[kNumDTypes])(const LoraArgs&, const Threads&);
+  void (*lora_expand[kNumDTypes])(const LoraArgs&, const Threads&);
   void (*integer_linear[kNumDTypes])(const IntegerLinearArgs&, const Threads&);
   // for the types of the rows and of the weight; null for a weight of another type, unless the rows are float32
   void (*panel_linear[kNumDTypes][kNumDTypes])(const PanelLinearArgs&, const Threads&);

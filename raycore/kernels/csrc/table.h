@@ -17,12 +17,10 @@
           {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},                      \
           {draw<float>, draw<BFloat16>, draw<Float16>},                                           \
           {logprobs<float>, logprobs<BFloat16>, logprobs<Float16>},                               \
-          {lora_shrink<float>, lora_shrink<BFloat16>, lora_shrink<Float16>},                      \
-          {lora_expand<float>, lora_expand<BFloat16>, lora_expand<Float16>},                      \
           {gated_delta<float>, gated_delta<BFloat16>, gated_delta<Float16>},                      \
           {mamba2<float>, mamba2<BFloat16>, mamba2<Float16>}}
 
-// panel_linear.h and head_linear.h
+// panel_linear.h, head_linear.h and lora.h
 #define RAYCORE_ADD_PANELS(KERNELS)                                              \
   KERNELS.panel_linear[kFloat32][kFloat32] = panel_linear<float, float>;         \
   KERNELS.panel_linear[kFloat32][kBFloat16] = panel_linear<float, BFloat16>;     \
@@ -33,7 +31,13 @@
   KERNELS.head_linear[kFloat32][kBFloat16] = head_linear<float, BFloat16>;       \
   KERNELS.head_linear[kFloat32][kFloat16] = head_linear<float, Float16>;         \
   KERNELS.head_linear[kBFloat16][kBFloat16] = head_linear<BFloat16, BFloat16>;   \
-  KERNELS.head_linear[kFloat16][kFloat16] = head_linear<Float16, Float16>;
+  KERNELS.head_linear[kFloat16][kFloat16] = head_linear<Float16, Float16>;       \
+  KERNELS.lora_shrink[kFloat32] = lora_shrink<float>;                            \
+  KERNELS.lora_shrink[kBFloat16] = lora_shrink<BFloat16>;                        \
+  KERNELS.lora_shrink[kFloat16] = lora_shrink<Float16>;                          \
+  KERNELS.lora_expand[kFloat32] = lora_expand<float>;                            \
+  KERNELS.lora_expand[kBFloat16] = lora_expand<BFloat16>;                        \
+  KERNELS.lora_expand[kFloat16] = lora_expand<Float16>;
 
 // integer_linear.h
 #define RAYCORE_ADD_INTEGERS(KERNELS)                           \

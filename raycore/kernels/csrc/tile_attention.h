@@ -289,15 +289,18 @@ void attend_tiles(const AttentionArgs& args, const Sequence& sequence, int64_t h
                                        last_row - row < kMaxTaskRows ? last_row - row : kMaxTaskRows);
 }
 
+Kernels simpler;  // the table before this part is added to it: what computes shapes that tiles don't fit
+
 template <class Products, typename C>
 void tile_attention(const AttentionArgs& args, const Threads& threads) {
-  if (args.head_dim % 32 || args.block_size % kTileKeys) attention<BFloat16, C>(args, threads);
+  const auto& others = kHasScales<C> ? simpler.int8_attention : simpler.attention;
+  if (args.head_dim % 32 || args.block_size % kTileKeys) others[kBFloat16](args, threads);
   else attention<BFloat16, C>(args, threads, attend_tiles<Products, C>, kMaxTaskRows);
 }
 
 template <class Products>
 void uncached_tile_attention(const AttentionArgs& args, const Threads& threads) {
-  if (args.head_dim % 32) uncached_attention<BFloat16>(args, threads);
+  if (args.head_dim % 32) simpler.uncached_attention[kBFloat16](args, threads);
   else uncached_attention<BFloat16>(args, threads, attend_tiles<Products, Uncached>, kMaxTaskRows);
 }
 

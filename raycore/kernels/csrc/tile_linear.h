@@ -9,6 +9,7 @@
 #include "kernels.h"
 #include "panel_linear.h"
 #include "threads.h"
+#include "tile_attention.h"
 
 namespace {
 
@@ -83,7 +84,7 @@ inline void multiply_pair(const PanelLinearArgs& args, int64_t row, int64_t num_
 
 inline void tile_linear(const PanelLinearArgs& args, const Threads& threads) {
   if (args.num_inputs % kTileInner || args.num_outputs % kTileColumns) {
-    panel_linear<BFloat16, BFloat16>(args, threads);
+    simpler.panel_linear[kBFloat16][kBFloat16](args, threads);
     return;
   }
   if (args.num_rows == 0) return;
