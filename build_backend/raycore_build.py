@@ -1,6 +1,6 @@
-"""Builds raycore: setuptools' backend, with a compiler for the native kernels where the machine has none.
+"""Compiles the native kernels, for `raycore_package`.
 
-The kernels are compiled by the machine's C++ compiler. Where none works, the build requires `ziglang`, a compiler that
+The machine's C++ compiler does it. Where none works, the build requires `ziglang`, a compiler that
 pip installs, into the environment of this build only. If the kernels can't be compiled at all, raycore is installed
 without them. `_cpu.json`, beside their library, records what compiled them, or why nothing did.
 
@@ -11,6 +11,7 @@ because tests compare instruction sets.
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -21,34 +22,18 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from pathlib import Path
 
-from setuptools import Extension, build_meta
-from setuptools.build_meta import (
-    build_editable,
-    build_sdist,
-    build_wheel,
-    get_requires_for_build_sdist,
-    prepare_metadata_for_build_editable,
-    prepare_metadata_for_build_wheel,
-)
-from setuptools.command.build_ext import build_ext
-
-__all__ = [
-    "build_editable",
-    "build_sdist",
-    "build_wheel",
-    "get_requires_for_build_editable",
-    "get_requires_for_build_sdist",
-    "get_requires_for_build_wheel",
-    "prepare_metadata_for_build_editable",
-    "prepare_metadata_for_build_wheel",
-]
-
 ZIG = "ziglang>=0.17,<0.18"
 OLDEST = "g++ 11 or clang 14"
+SOURCES = Path(__file__).parents[1] / "raycore" / "kernels" / "csrc"
+LIBRARY, RECORD = "_cpu.abi3.so", "_cpu.json"
+"""The kernels' files. They contain no Python code: one library serves every version of Python."""
+LOCK = "kernels.lock"
+"""Whoever compiles ahead holds it."""
 
 # fmt: off
 FLAGS = [
@@ -74,7 +59,7 @@ PROCESSOR_FLAGS = {
     "amx": {"amx_tile", "amx_bf16"},
 }
 """What Linux calls that which a processor with the set has, besides that of the sets before it."""
-LONGEST = ["avx512", "avx512_vnni", "avx2", "avx512_bf16", "amx", "avx512_integers", "avx512_panels"]
+LONGEST = ["avx512_vnni", "avx512", "avx2", "avx512_bf16", "avx512_integers", "avx512_panels", "amx"]
 """Source files in the order in which they are compiled: those first that take the longest."""
 REPLACED = {"avx2": "avx512", "avx512_integers": "avx512_vnni"}
 """Source files, by the beginning of their names, that a processor doesn't use if it has another instruction set."""
@@ -107,15 +92,8 @@ class NotCompiled(Exception):
         self.remedy, self.output = remedy, output
 
 
-def get_requires_for_build_wheel(config_settings=None) -> list[str]:
-    return [*build_meta.get_requires_for_build_wheel(config_settings), *_compiler_requirement()]
-
-
-def get_requires_for_build_editable(config_settings=None) -> list[str]:
-    return [*build_meta.get_requires_for_build_editable(config_settings), *_compiler_requirement()]
-
-
-def _compiler_requirement() -> list[str]:
+def compiler_requirement() -> list[str]:
+    """What pip has to install for a build to have a compiler."""
     has_zig = sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
     if not has_zig or not _are_wanted() or working_compiler([]):
         return []
@@ -219,10 +197,13 @@ def _compiler() -> tuple[list[str], list[str]]:
     return [*zig, "c++", *target], [*zig, "cc", *target]  # `c++` would compile its C++ library to link with
 
 
-def compile_kernels(sources: list[str], library: Path, default: str = "all") -> dict[str, str]:
+def compile_kernels(
+    sources: list[str], library: Path, default: str = "all", is_wanted: Callable[[], bool] = lambda: True
+) -> dict[str, str]:
     """Compile and link the kernels. Returns what the record says of it.
 
-    `default`: which kernels, if RAYCORE_CPU_KERNELS doesn't say it. See `wanted_sets`.
+    `default`: which kernels, if RAYCORE_CPU_KERNELS doesn't say it. See `wanted_sets`. `is_wanted`: asked before each
+    file. Once the answer is False, the process ends.
     """
     if not _are_wanted():
         raise NotCompiled(
@@ -236,6 +217,8 @@ def compile_kernels(sources: list[str], library: Path, default: str = "all") -> 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
 
         def compile_one(source: str) -> str:
+            if not is_wanted():
+                raise SystemExit
             name = Path(source).stem
             target = str(Path(folder) / f"{name}.o")
             _run([*compile_command, *compile_flags, *target_flags(name), "-c", source, "-o", target], COMPILE_S, folder)
@@ -287,34 +270,68 @@ def _first_error(output: str) -> str:
     return next((line for line in lines if "error" in line), lines[-1])
 
 
-class BuildKernels(build_ext):
-    """Compiles the kernels, and records how, or why not. Without kernels, raycore is complete, but slower."""
+def begin_kernels(folder: Path, default: str) -> None:
+    """Start to compile the kernels for `finish_kernels`, in a process of its own.
 
-    def finalize_options(self) -> None:
-        super().finalize_options()
-        self._default = "all" if self.inplace else "auto"  # editable installations build in place
+    pip asks for a package's metadata, finds out what else to install, which takes as long as half of the kernels but
+    keeps only one core busy, and then asks for the wheel. If it removes the folder instead, the process ends.
+    `default`: see `compile_kernels`.
+    """
+    with (folder / LOCK).open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # the process inherits it
+        command = [sys.executable, __file__, str(folder), default]
+        subprocess.Popen(
+            command,
+            pass_fds=[lock.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
-    def build_extension(self, ext: Extension) -> None:
-        self._library = library = Path(self.get_ext_fullpath(ext.name))
-        library.parent.mkdir(parents=True, exist_ok=True)
-        library.unlink(missing_ok=True)  # of an earlier build
-        record = {"machine": platform.machine()}
-        try:
-            record |= compile_kernels(ext.sources, library, self._default)
-        except NotCompiled as error:
-            print(f"warning: raycore has no native kernels: {error}. To get them, {error.remedy}.", file=sys.stderr)
-            record |= {"failure": str(error), "remedy": error.remedy, "output": error.output[:20_000]}
-        self._record(library.parent).write_text(json.dumps(record, indent=1))
 
-    def copy_extensions_to_source(self) -> None:
-        """For an editable installation."""
-        (ext,) = self.extensions
-        package = ext.name.rpartition(".")[0]
-        folder = Path(self.get_finalized_command("build_py").get_package_dir(package))
-        (folder / self._library.name).unlink(missing_ok=True)  # of an earlier build
-        shutil.copyfile(self._record(self._library.parent), self._record(folder))
-        super().copy_extensions_to_source()
+def finish_kernels(folder: Path) -> list[Path]:
+    """Wait for what `begin_kernels` has started. Returns what `build_kernels` returns. Empty if nothing was started."""
+    try:
+        with (folder / LOCK).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    except FileNotFoundError:
+        return []
+    if not (folder / RECORD).exists():
+        return []
+    _warn(json.loads((folder / RECORD).read_text()))
+    return [path for path in (folder / RECORD, folder / LIBRARY) if path.exists()]
 
-    @staticmethod
-    def _record(folder: Path) -> Path:
-        return folder / "_cpu.json"
+
+def _compile_ahead(folder: Path, default: str) -> None:
+    with tempfile.TemporaryDirectory() as own:
+        for path in reversed(build_kernels(Path(own), default, folder.exists)):  # the record comes last
+            shutil.copyfile(path, folder / path.name)
+
+
+def build_kernels(folder: Path, default: str, is_wanted: Callable[[], bool] = lambda: True) -> list[Path]:
+    """Compile the kernels into `folder`, and record there how, or why not. Returns the files that are written.
+
+    Without kernels, raycore is complete, but slower. `default`, `is_wanted`: see `compile_kernels`.
+    """
+    library, record_file = folder / LIBRARY, folder / RECORD
+    library.unlink(missing_ok=True)  # of an earlier build
+    record = {"machine": platform.machine()}
+    written = [record_file]
+    try:
+        record |= compile_kernels(sorted(map(str, SOURCES.glob("*.cpp"))), library, default, is_wanted)
+        written.append(library)
+    except NotCompiled as error:
+        record |= {"failure": str(error), "remedy": error.remedy, "output": error.output[:20_000]}
+    _warn(record)
+    record_file.write_text(json.dumps(record, indent=1))
+    return written
+
+
+def _warn(record: dict[str, str]) -> None:
+    if failure := record.get("failure"):
+        print(f"warning: raycore has no native kernels: {failure}. To get them, {record['remedy']}.", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    _compile_ahead(Path(sys.argv[1]), sys.argv[2])

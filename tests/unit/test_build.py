@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import platform
 import sys
+import tarfile
+import zipfile
+from collections.abc import Callable
+from email.parser import Parser
 from pathlib import Path
 
 import pytest
 import raycore_build
-from setuptools import Distribution, Extension
+import raycore_package
+from packaging.requirements import Requirement
 
 from raycore import kernels
 
@@ -58,28 +65,41 @@ def test_the_build_requires_ziglang_if_no_compiler_works(monkeypatch, compilers,
     compilers(scripts)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    hook = f"get_requires_for_build_{kind}"
-    monkeypatch.setattr(raycore_build.build_meta, hook, lambda settings: ["wheel"])
-    assert getattr(raycore_build, hook)() == ["wheel", *[raycore_build.ZIG] * asks]
+    found = getattr(raycore_package, f"get_requires_for_build_{kind}")()
+    assert found == raycore_package.get_requires_for_build_sdist() + [raycore_build.ZIG] * asks
 
 
-def build(monkeypatch, tmp_path, is_inplace: bool = False) -> tuple[dict[str, str], str]:
-    """The record of a build, and the text of its library, in a package with a library of an earlier one."""
-    monkeypatch.chdir(tmp_path)
-    package = tmp_path / "package"
-    package.mkdir()
-    (package / "a.cpp").touch()
-    extension = Extension("package._cpu", ["package/a.cpp"], py_limited_api=True, optional=True)
-    command = raycore_build.BuildKernels(Distribution({"ext_modules": [extension], "packages": ["package"]}))
-    command.build_lib, command.inplace = str(tmp_path / "lib"), is_inplace
-    command.ensure_finalized()
-    for folder in (package, tmp_path / "lib" / "package"):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "_cpu.abi3.so").write_text("an earlier one")
-    command.run()
-    folder = package if is_inplace else tmp_path / "lib" / "package"
-    library = folder / "_cpu.abi3.so"
-    return json.loads((folder / "_cpu.json").read_text()), library.read_text() if library.exists() else ""
+@pytest.fixture
+def checkout(monkeypatch, tmp_path) -> Path:
+    """A small one, with the kernels of an earlier editable installation."""
+    root = tmp_path / "checkout"
+    names = ["README.md", "LICENSE", "build_backend/a.py", "raycore/__init__.py", "placement/__init__.py"]
+    for name in [*names, "raycore/kernels/csrc/a.cpp"]:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    (root / "pyproject.toml").write_text((raycore_package.ROOT / "pyproject.toml").read_text())
+    for name in ("_cpu.abi3.so", "_cpu.json"):
+        (root / "raycore/kernels" / name).write_text("an earlier one")
+    monkeypatch.setattr(raycore_package, "ROOT", root)
+    monkeypatch.setattr(raycore_build, "SOURCES", root / "raycore/kernels/csrc")
+    return root
+
+
+@pytest.fixture
+def build(checkout, tmp_path) -> Callable[[bool], tuple[dict[str, str], str]]:
+    """Returns the record of a build, and the text of its library."""
+
+    def build(is_inplace: bool = False) -> tuple[dict[str, str], str]:
+        name = (raycore_package.build_editable if is_inplace else raycore_package.build_wheel)(str(tmp_path))
+        folder = checkout
+        if not is_inplace:
+            folder = tmp_path / "installed"
+            zipfile.ZipFile(tmp_path / name).extractall(folder)
+        library = folder / "raycore/kernels/_cpu.abi3.so"
+        record = json.loads((folder / "raycore/kernels/_cpu.json").read_text())
+        return record, library.read_text() if library.exists() else ""
+
+    return build
 
 
 OUTPUT = '''for each; do previous=$last last=$each; done; echo new > "$last"'''
@@ -87,19 +107,19 @@ OUTPUT = '''for each; do previous=$last last=$each; done; echo new > "$last"'''
 
 
 @pytest.mark.parametrize("is_inplace", [False, True])
-def test_the_build_records_what_compiled_the_kernels(monkeypatch, compilers, tmp_path, is_inplace):
+def test_the_build_records_what_compiled_the_kernels(monkeypatch, compilers, build, is_inplace):
     compilers({"own": OUTPUT})
     monkeypatch.setenv("CXX", "own -v")
-    record, library = build(monkeypatch, tmp_path, is_inplace)
+    record, library = build(is_inplace)
     assert record == {"machine": platform.machine(), "compiler": "own -v", "instruction_sets": ""}
     assert library == "new\n"
 
 
 @pytest.mark.parametrize("is_inplace", [False, True])
-def test_the_build_records_that_nothing_could_compile_them(monkeypatch, compilers, tmp_path, is_inplace):
+def test_the_build_records_that_nothing_could_compile_them(monkeypatch, compilers, build, is_inplace):
     compilers({"c++": FAILS})
     monkeypatch.setattr(raycore_build.importlib.util, "find_spec", lambda name: None)
-    record, library = build(monkeypatch, tmp_path, is_inplace)
+    record, library = build(is_inplace)
     assert library == ""
     assert "c++: probe.cpp:2:10: fatal error: cstring: No such file" in record["failure"]
     assert "clang++: not found" in record["failure"]
@@ -107,10 +127,10 @@ def test_the_build_records_that_nothing_could_compile_them(monkeypatch, compiler
     assert "ziglang" in record["remedy"]
 
 
-def test_the_build_records_an_error_of_the_compiler(monkeypatch, compilers, tmp_path):
+def test_the_build_records_an_error_of_the_compiler(monkeypatch, compilers, build):
     compilers({"own": 'case "$*" in *probe*) ;; *) echo "a.cpp:1: error: what"; echo more; exit 1;; esac'})
     monkeypatch.setenv("CXX", "own")
-    record, library = build(monkeypatch, tmp_path)
+    record, library = build()
     assert library == ""
     assert "failed: a.cpp:1: error: what" in record["failure"]
     assert "set CXX" in record["remedy"]
@@ -193,7 +213,7 @@ def test_all_kernels_are_compiled_where_nobody_knows_the_processor(processor):
     ("is_inplace", "environment", "choice"), [(True, None, "all"), (False, None, "auto"), (True, "avx2", "avx2")]
 )
 def test_editable_installations_have_all_kernels_because_tests_compare_them(
-    monkeypatch, compilers, tmp_path, is_inplace, environment, choice
+    monkeypatch, compilers, build, is_inplace, environment, choice
 ):
     compilers({"own": OUTPUT})
     monkeypatch.setenv("CXX", "own")
@@ -201,5 +221,130 @@ def test_editable_installations_have_all_kernels_because_tests_compare_them(
         monkeypatch.setenv("RAYCORE_CPU_KERNELS", environment)
     asked: list[str] = []
     monkeypatch.setattr(raycore_build, "wanted_sets", lambda choice: asked.append(choice) or [])
-    build(monkeypatch, tmp_path, is_inplace)
+    build(is_inplace)
     assert asked == [choice]
+
+
+def contents(wheel: Path) -> dict[str, str]:
+    archive = zipfile.ZipFile(wheel)
+    return {name: archive.read(name).decode() for name in archive.namelist()}
+
+
+@pytest.fixture
+def without_kernels(monkeypatch, checkout) -> Path:
+    """A small checkout."""
+    monkeypatch.setenv("RAYCORE_CPU_KERNELS", "none")
+    return checkout
+
+
+INFO = "raycore-0.1.0.dist-info"
+
+
+def test_a_wheel_has_the_packages_files(without_kernels, tmp_path):
+    for name in ("raycore/a/data.json", "raycore/a/run", "raycore/__pycache__/a.pyc", "raycore/.swp", "tests/a.py"):
+        (without_kernels / name).parent.mkdir(exist_ok=True)
+        (without_kernels / name).touch()
+    (without_kernels / "raycore/a/run").chmod(0o755)
+    name = raycore_package.build_wheel(str(tmp_path))
+    assert name.startswith("raycore-0.1.0-cp310-abi3-")
+    own = {"raycore/__init__.py", "raycore/a/data.json", "raycore/a/run", "raycore/kernels/_cpu.json"}
+    described = {f"{INFO}/{each}" for each in ("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")}
+    files = contents(tmp_path / name)
+    assert set(files) == own | {"placement/__init__.py"} | described
+    assert "an earlier one" not in files.values()
+    archive = zipfile.ZipFile(tmp_path / name)
+    assert {each.filename for each in archive.infolist() if each.external_attr >> 16 & 0o111} == {"raycore/a/run"}
+
+
+def test_a_wheel_records_the_digests_of_its_files(without_kernels, tmp_path):
+    files = contents(tmp_path / raycore_package.build_wheel(str(tmp_path)))
+    lines = dict(line.split(",", 1) for line in files[f"{INFO}/RECORD"].splitlines())
+    assert set(lines) == set(files)
+    assert lines.pop(f"{INFO}/RECORD") == ","
+    for name, line in lines.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(files[name].encode()).digest()).decode().rstrip("=")
+        assert line == f"sha256={digest},{len(files[name].encode())}"
+
+
+def test_the_metadata_says_what_pyproject_says():
+    said = raycore_package.project()
+    known = {"name", "version", "description", "readme", "license", "license-files", "requires-python", "scripts"}
+    assert set(said) == known | {"dependencies", "optional-dependencies"}, "metadata() writes no other fields"
+    found = Parser().parsestr(raycore_package.metadata(said))
+    assert (found["Name"], found["Version"]) == (said["name"], said["version"])
+    assert found["Requires-Python"] == said["requires-python"]
+    assert set(found.get_all("Provides-Extra", [])) == set(said["optional-dependencies"])
+    required = [Requirement(each) for each in found.get_all("Requires-Dist", [])]
+    environments = [{"sys_platform": name} for name in ("linux", "win32")]
+    for extra, declared in [("", said["dependencies"]), *said["optional-dependencies"].items()]:
+        for environment in environments:
+            wanted = [Requirement(each) for each in declared]
+            wanted = [each for each in wanted if each.marker is None or each.marker.evaluate(environment)]
+            own = [each for each in required if (each.marker is not None) == bool(extra)]
+            own = [each for each in own if each.marker is None or each.marker.evaluate({**environment, "extra": extra})]
+            assert [(each.name, each.extras, each.specifier) for each in own] == [
+                (each.name, each.extras, each.specifier) for each in wanted
+            ]
+    assert found.get_payload() == (raycore_package.ROOT / said["readme"]).read_text()
+
+
+def test_pip_gets_the_metadata_before_the_wheel(without_kernels, tmp_path):
+    name = raycore_package.prepare_metadata_for_build_wheel(str(tmp_path))
+    files = contents(tmp_path / raycore_package.build_wheel(str(tmp_path), None, str(tmp_path / name)))
+    assert name == INFO
+    for path in (tmp_path / name).iterdir():
+        if path.is_file():
+            assert path.read_text() == files[f"{INFO}/{path.name}"]
+
+
+LOGGING = 'echo "$*" >> "$LOG"; ' + OUTPUT
+
+
+@pytest.mark.parametrize("is_inplace", [False, True])
+def test_kernels_are_compiled_once_from_when_pip_asks_for_the_metadata(
+    monkeypatch, compilers, checkout, tmp_path, is_inplace
+):
+    compilers({"own": LOGGING})
+    monkeypatch.setenv("CXX", "own")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    kind = "editable" if is_inplace else "wheel"
+    folder = getattr(raycore_package, f"prepare_metadata_for_build_{kind}")(str(tmp_path))
+    build = getattr(raycore_package, f"build_{kind}")
+    name = build(str(tmp_path), None, str(tmp_path / folder))
+    commands = (tmp_path / "log").read_text().splitlines()
+    assert len([command for command in commands if "/ops.cpp" in command]) == 1
+    read = (checkout / "raycore/kernels/_cpu.abi3.so").read_text() if is_inplace else None
+    assert (read or contents(tmp_path / name)["raycore/kernels/_cpu.abi3.so"]) == "new\n"
+
+
+def test_kernels_are_compiled_again_if_that_was_ended(monkeypatch, compilers, checkout, tmp_path):
+    compilers({"own": OUTPUT})
+    monkeypatch.setenv("CXX", "own")
+    (tmp_path / INFO).mkdir()
+    (tmp_path / raycore_build.LOCK).touch()
+    name = raycore_package.build_wheel(str(tmp_path), None, str(tmp_path / INFO))
+    assert contents(tmp_path / name)["raycore/kernels/_cpu.abi3.so"] == "new\n"
+
+
+def test_compiling_ends_once_pip_has_removed_the_metadata(monkeypatch, compilers, tmp_path):
+    """As after `pip install --dry-run`."""
+    compilers({"own": LOGGING})
+    monkeypatch.setenv("CXX", "own")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    with pytest.raises(SystemExit):
+        raycore_build._compile_ahead(tmp_path / "removed", "auto")
+    assert "/ops.cpp" not in (tmp_path / "log").read_text()
+
+
+def test_a_source_archive_builds_the_same_wheel(without_kernels, monkeypatch, tmp_path):
+    (wheel := tmp_path / "wheel").mkdir()
+    (again := tmp_path / "again").mkdir()
+    raycore_package.build_wheel(str(wheel))
+    with tarfile.open(tmp_path / raycore_package.build_sdist(str(tmp_path))) as archive:
+        archive.extractall(tmp_path)
+    unpacked = tmp_path / "raycore-0.1.0"
+    assert all((unpacked / name).exists() for name in ("build_backend/a.py", "raycore/kernels/csrc/a.cpp"))
+    assert (unpacked / "PKG-INFO").read_text().startswith("Metadata-Version")
+    monkeypatch.setattr(raycore_package, "ROOT", unpacked)
+    name = raycore_package.build_wheel(str(again))
+    assert contents(again / name) == contents(wheel / name)
