@@ -24,8 +24,6 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from raycore.config.parallel import MAX_RANKS
-from raycore.options.numbers import MAX_SECONDS
 from raycore.sampling_params import RepetitionDetectionParams
 from raycore.server.copied_parameters import copied_types
 from raycore.server.http.ignored_fields import ignore
@@ -73,14 +71,15 @@ def _without_nulls(model: type[BaseModel], given: Any) -> Any:
     return {name: value for name, value in fields.items() if value is not None or name not in nullable}
 
 
-def _kind(given: Any) -> str | None:
+def text_or_list(given: Any) -> str | None:
+    """What a text or a list is, as the tag of a union."""
     if isinstance(given, str):
         return "text"
     return "list" if isinstance(given, list) else None
 
 
 def _prompt_kind(given: Any) -> str | None:
-    kind = _kind(given)
+    kind = text_or_list(given)
     first = given[0] if kind == "list" and given else None
     if isinstance(first, str):
         return "texts"
@@ -105,11 +104,11 @@ Number = Annotated[float, Field(allow_inf_nan=False)]
 Int64 = Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)]
 TextOrTexts = Annotated[
     Annotated[Text, Tag("text")] | Annotated[List[Text], Tag("list")],
-    Discriminator(_kind, "text_or_list", "Input should be a string or a list of strings"),
+    Discriminator(text_or_list, "text_or_list", "Input should be a string or a list of strings"),
 ]
 TextOrParts = Annotated[
     Annotated[str, Tag("text")] | Annotated[List[dict[str, Any]], Tag("list")],
-    Discriminator(_kind, "text_or_list", "Input should be a string or a list of objects"),
+    Discriminator(text_or_list, "text_or_list", "Input should be a string or a list of objects"),
 ]
 Prompt = Annotated[
     Annotated[Text, Tag("text")]
@@ -151,14 +150,17 @@ class Routed(Fields):
     """The request shares cached prefixes only with requests that have the same salt."""
 
 
-class StreamOptions(Fields):
+class ResponseStreamOptions(Fields):
     within = "stream_options."
 
+    include_obfuscation: bool | None = None
+
+
+class StreamOptions(ResponseStreamOptions):
     include_usage: bool | None = None
     """Whether the stream ends with an event that has the usage of the whole request."""
     continuous_usage_stats: bool | None = None
     """With `include_usage`: whether every event has the usage so far."""
-    include_obfuscation: bool | None = None
 
 
 class StructuredOutputs(Fields):
@@ -422,81 +424,6 @@ class TokenizeRequest(Fields):
     chat_template_kwargs: dict[str, Any] | None = None
     mm_processor_kwargs: dict[str, Any] | None = None
     media_io_kwargs: dict[str, Any] | None = None
-
-
-class LoadLoraAdapterRequest(Fields):
-    """Body of `POST /v1/load_lora_adapter`."""
-
-    lora_name: Annotated[Text, Field(min_length=1, max_length=1024)]
-    """What requests will give as `model`."""
-    lora_path: Annotated[Text, Field(min_length=1, max_length=4096)]
-    """The absolute path of the adapter's directory, or of a GGUF file, on the server's machine."""
-    load_inplace: bool = False
-    """Whether to replace the adapter that has this name."""
-    is_3d_lora_weight: Literal[False] = False
-    """Adapters of experts aren't supported."""
-
-
-class UnloadLoraAdapterRequest(Fields):
-    """Body of `POST /v1/unload_lora_adapter`."""
-
-    lora_name: Annotated[Text, Field(max_length=1024)]
-    lora_int_id: Int64 | None = None
-
-
-class AbortRequest(Fields):
-    """Body of `POST /abort_requests`."""
-
-    request_ids: List[Text] | None = None
-    """The ids of responses. Empty or null: all requests."""
-
-
-class CollectiveRpcRequest(Fields):
-    """Body of `POST /collective_rpc`."""
-
-    method: Text
-    args: List[Any] = []
-    kwargs: dict[str, Any] = {}
-    timeout: Annotated[Number, Field(gt=0, le=MAX_SECONDS)] | None = None
-
-
-class InitWeightTransferRequest(Fields):
-    """Body of `POST /init_weight_transfer_engine`."""
-
-    init_info: dict[str, Any]
-
-
-class UpdateWeightsRequest(Fields):
-    """Body of `POST /update_weights`."""
-
-    update_info: dict[str, Any] | List[dict[str, Any]]
-    """For all workers, or a list with an entry for each worker of all ranks."""
-
-
-class FinishWeightUpdateRequest(Fields):
-    """Body of `POST /finish_weight_update`."""
-
-    weight_version: Text | None = None
-
-
-class ReloadWeightsRequest(FinishWeightUpdateRequest):
-    """Body of `POST /reload_weights`."""
-
-    path: Text | None = None
-
-
-class UpdateWeightVersionRequest(Fields):
-    """Body of `POST /update_weight_version`."""
-
-    new_version: Text
-
-
-class ScaleRequest(Fields):
-    """Body of `POST /scale_elastic_ep`."""
-
-    new_data_parallel_size: Annotated[int, Field(ge=1, le=MAX_RANKS)]
-    drain_timeout: Annotated[Number, Field(ge=0, le=MAX_SECONDS)] = 120
-    """Seconds that the requests of removed ranks have to finish there."""
 
 
 class DetokenizeRequest(Fields):

@@ -7,17 +7,56 @@ import asyncio
 from contextlib import AbstractContextManager
 from typing import Any
 
+from pydantic import BaseModel
+
 from raycore.server.contract.handlers import answers
 from raycore.server.contract.service import Context
 from raycore.server.http.counts import WEIGHT_UPDATE
-from raycore.server.openapi.response_models import Renamed, Told, WeightInfo, WorldSize
-from raycore.server.protocol import (
-    FinishWeightUpdateRequest,
-    InitWeightTransferRequest,
-    ReloadWeightsRequest,
-    UpdateWeightsRequest,
-    UpdateWeightVersionRequest,
-)
+from raycore.server.operations.response_models import Success, Told
+from raycore.server.protocol import Fields, List, Text
+
+
+class InitWeightTransferRequest(Fields):
+    """Body of `POST /init_weight_transfer_engine`."""
+
+    init_info: dict[str, Any]
+
+
+class UpdateWeightsRequest(Fields):
+    """Body of `POST /update_weights`."""
+
+    update_info: dict[str, Any] | List[dict[str, Any]]
+    """For all workers, or a list with an entry for each worker of all ranks."""
+
+
+class FinishWeightUpdateRequest(Fields):
+    """Body of `POST /finish_weight_update`."""
+
+    weight_version: Text | None = None
+
+
+class ReloadWeightsRequest(FinishWeightUpdateRequest):
+    """Body of `POST /reload_weights`."""
+
+    path: Text | None = None
+
+
+class UpdateWeightVersionRequest(Fields):
+    """Body of `POST /update_weight_version`."""
+
+    new_version: Text
+
+
+class Renamed(Success):
+    new_version: str
+
+
+class WeightInfo(BaseModel):
+    weight_version: str
+
+
+class WorldSize(BaseModel):
+    world_size: int
 
 
 def _counted(context: Context, operation: str) -> AbstractContextManager[None]:

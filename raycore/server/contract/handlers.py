@@ -19,12 +19,11 @@ from starlette.responses import Response
 
 from raycore.class_paths import import_path
 from raycore.server.contract.service import Context, Service
-from raycore.server.dialects.messages.response_models import AnthropicError
 from raycore.server.endpoints import Endpoint, Rule, is_anthropic
 from raycore.server.http.bodies import handle_body
 from raycore.server.http.request_ids import request_id_of
 from raycore.server.http.streaming import JSON, unless_client_leaves
-from raycore.server.openapi.response_models import ErrorAnswer
+from raycore.server.openapi.response_models import AnthropicError, ErrorAnswer
 from raycore.server.openapi.responses import responses
 
 DataParallelRank = Annotated[int | None, Header(alias="X-data-parallel-rank", ge=0)]

@@ -16,7 +16,14 @@ from raycore.server.http.errors import APIError, as_api_error, unsupported
 from raycore.server.http.ignored_fields import ignore
 from raycore.server.options import ServerOptions
 from raycore.server.parsers.reasoning import parser_named, tags_of
-from raycore.server.protocol import INT64_MAX, ChatCompletionRequest, CompletionRequest, Routed, SamplingRequest
+from raycore.server.protocol import (
+    INT64_MAX,
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResponseStreamOptions,
+    Routed,
+    SamplingRequest,
+)
 
 DEFAULT_COMPLETION_TOKENS = 16
 """Default `max_tokens` of a completion. A chat completion is limited only by `max_model_len` by default."""
@@ -181,16 +188,20 @@ def _is_ignored(name: str) -> bool:
     return name in HINTS and ignore(name)
 
 
-def _check_stream(request: SamplingRequest) -> None:
-    options = request.stream_options
-    if not request.stream:
-        if options is not None and options.model_fields_set:
-            raise APIError(400, "stream_options needs stream=true", param="stream_options")
+def check_stream_options(is_streamed: bool | None, options: ResponseStreamOptions | None) -> None:
+    """Raise APIError if a request's `stream_options` are for nothing, or can't be followed."""
+    if options is None:
         return
+    if not is_streamed and options.model_fields_set:
+        raise APIError(400, "stream_options needs stream=true", param="stream_options")
     name = "stream_options.include_obfuscation"
-    if options is not None and options.include_obfuscation and not ignore(name):
+    if options.include_obfuscation and not ignore(name):
         raise unsupported(name, "true isn't supported; omit it")
-    if request.prompt_logprobs:
+
+
+def _check_stream(request: SamplingRequest) -> None:
+    check_stream_options(request.stream, request.stream_options)
+    if request.stream and request.prompt_logprobs:
         raise APIError(400, "prompt_logprobs isn't supported with stream=true", param="prompt_logprobs")
 
 

@@ -18,18 +18,11 @@ from raycore.errors import (
 )
 from raycore.json_fields import shortened
 from raycore.pooling_params import PoolingParams
-from raycore.server.protocol import (
-    ChatCompletionRequest,
-    CompletionRequest,
-    LoadLoraAdapterRequest,
-    UnloadLoraAdapterRequest,
-)
+from raycore.server.protocol import ChatCompletionRequest, CompletionRequest
 
-_PARAMETERS = frozenset(
-    name
-    for body in (CompletionRequest, ChatCompletionRequest, LoadLoraAdapterRequest, UnloadLoraAdapterRequest)
-    for name in body.model_fields
-).union(PoolingParams.__struct_fields__, ["response_id"])
+_PARAMETERS = frozenset(CompletionRequest.model_fields | ChatCompletionRequest.model_fields).union(
+    PoolingParams.__struct_fields__, ["response_id", "lora_name", "lora_path", "lora_int_id", "load_inplace"]
+)
 _SUBJECT = re.compile(r"(?:the )?(\w+)")
 
 

@@ -26,7 +26,14 @@ from raycore.server.contract.handlers import Handler, answers, signature_of
 from raycore.server.contract.service import Context, Service
 from raycore.server.http.counts import SLEEP_MODE
 from raycore.server.http.errors import APIError
-from raycore.server.openapi.response_models import (
+from raycore.server.operations.protocol import (
+    AbortRequest,
+    CollectiveRpcRequest,
+    LoadLoraAdapterRequest,
+    ScaleRequest,
+    UnloadLoraAdapterRequest,
+)
+from raycore.server.operations.response_models import (
     Aborted,
     Paused,
     RpcResults,
@@ -38,13 +45,6 @@ from raycore.server.openapi.response_models import (
     Success,
     Told,
     WakeStatus,
-)
-from raycore.server.protocol import (
-    AbortRequest,
-    CollectiveRpcRequest,
-    LoadLoraAdapterRequest,
-    ScaleRequest,
-    UnloadLoraAdapterRequest,
 )
 
 Arguments = Mapping[str, object]

@@ -12,7 +12,7 @@ from raycore.server.contract.handlers import answers
 from raycore.server.contract.models import ListedModel
 from raycore.server.contract.service import Context
 from raycore.server.http.errors import APIError
-from raycore.server.openapi.response_models import Load, Model, ModelList, Version
+from raycore.server.operations.response_models import Load, Model, ModelList, Version
 
 
 @answers(ModelList)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from raycore.server.contract.handlers import answers, runs
-from raycore.server.openapi.response_models import ChatAnswer
+from raycore.server.dialects.openai.response_models import ChatAnswer
 from raycore.server.protocol import Fields
 from raycore.server.contract.service import Context
 

@@ -7,17 +7,6 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 
-class AnthropicErrorDetail(BaseModel):
-    type: str
-    message: str
-
-
-class AnthropicError(BaseModel):
-    type: Literal["error"]
-    error: AnthropicErrorDetail
-    request_id: str
-
-
 class TextOfMessage(BaseModel):
     type: Literal["text"]
     text: str

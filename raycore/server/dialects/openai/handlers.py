@@ -10,7 +10,7 @@ from raycore.server.chat.chat import Chat
 from raycore.server.contract.handlers import runs
 from raycore.server.contract.service import Context
 from raycore.server.dialects.openai.completions import Completion
-from raycore.server.openapi.response_models import ChatAnswer, CompletionAnswer
+from raycore.server.dialects.openai.response_models import ChatAnswer, CompletionAnswer
 from raycore.server.protocol import BatchChatCompletionRequest, ChatCompletionRequest, CompletionRequest
 
 

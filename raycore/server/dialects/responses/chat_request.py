@@ -10,8 +10,8 @@ from raycore.server.dialects.responses.protocol import (
     ChosenFunction,
     FunctionTool,
     ResponsesRequest,
-    ResponseStreamOptions,
 )
+from raycore.server.generation.sampling import check_stream_options
 from raycore.server.http.errors import APIError, unsupported
 from raycore.server.http.ignored_fields import ignore
 from raycore.server.protocol import ChatCompletionRequest
@@ -54,8 +54,7 @@ def check(body: ResponsesRequest, *, can_store: bool) -> None:
     for name, why in HINTS.items():
         if getattr(body, name) is not None and not ignore(name):
             raise unsupported(name, why)
-    if body.stream_options is not None:
-        _check_stream_options(body, body.stream_options)
+    check_stream_options(body.stream, body.stream_options)
     if body.background and body.store is False:
         raise APIError(400, "background=true needs store=true", param="background")
     if body.background and not can_store:
@@ -67,14 +66,6 @@ def check(body: ResponsesRequest, *, can_store: bool) -> None:
     form = None if body.text is None else body.text.format
     if form is not None and form.type == "json_schema" and form.json_schema is None:
         raise APIError(400, "text.format.schema is missing", param="text.format")
-
-
-def _check_stream_options(body: ResponsesRequest, options: ResponseStreamOptions) -> None:
-    if not body.stream and options.model_fields_set:
-        raise APIError(400, "stream_options needs stream=true", param="stream_options")
-    name = "stream_options.include_obfuscation"
-    if options.include_obfuscation and not ignore(name):
-        raise unsupported(name, "true isn't supported; omit it")
 
 
 def chat_request(

@@ -19,6 +19,7 @@ from raycore.server.dialects.responses.chat_request import check
 from raycore.server.dialects.responses.conversation import Item
 from raycore.server.dialects.responses.output import Event
 from raycore.server.dialects.responses.protocol import ResponsesRequest
+from raycore.server.dialects.responses.response_models import DeletedResponse, ResponseAnswer, ResponseItems
 from raycore.server.dialects.responses.run import ResponseRun, given_items, gives_images, prepare_response
 from raycore.server.dialects.responses.store import Record
 from raycore.server.dialects.tokens.rendering import rendered
@@ -27,7 +28,6 @@ from raycore.server.http.bodies import handle_body
 from raycore.server.http.errors import APIError, NotFound
 from raycore.server.http.json_text import to_json
 from raycore.server.http.streaming import unless_client_leaves
-from raycore.server.openapi.response_models import DeletedResponse, ResponseAnswer, ResponseItems
 
 logger = logging.getLogger(__name__)
 

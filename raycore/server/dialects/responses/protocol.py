@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from raycore.server.protocol import Dict, Fields, Generating, List, Text
+from raycore.server.protocol import Dict, Fields, Generating, List, ResponseStreamOptions, Text, text_or_list
 
 
 def _fields(given: Any) -> dict[str, Any]:
@@ -80,19 +80,13 @@ InputPart = Annotated[
 ]
 
 
-def _is_text(given: Any) -> str | None:
-    if isinstance(given, str):
-        return "text"
-    return "list" if isinstance(given, list) else None
-
-
 Content = Annotated[
     Annotated[str, Tag("text")] | Annotated[List[Part], Tag("list")],
-    Discriminator(_is_text, "text_or_list", "Input should be a string or a list of parts"),
+    Discriminator(text_or_list, "text_or_list", "Input should be a string or a list of parts"),
 ]
 CallOutput = Annotated[
     Annotated[str, Tag("text")] | Annotated[List[InputPart], Tag("list")],
-    Discriminator(_is_text, "text_or_list", "Input should be a string or a list of parts"),
+    Discriminator(text_or_list, "text_or_list", "Input should be a string or a list of parts"),
 ]
 ItemId = Annotated[Text, Field(min_length=1, max_length=256)]
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -177,7 +171,7 @@ Item = Annotated[
 ]
 Input = Annotated[
     Annotated[Text, Tag("text")] | Annotated[List[Item], Tag("list")],
-    Discriminator(_is_text, "text_or_list", "Input should be a string or a list of items"),
+    Discriminator(text_or_list, "text_or_list", "Input should be a string or a list of items"),
 ]
 
 
@@ -272,12 +266,6 @@ class ReasoningOptions(Fields):
     context: Literal["auto", "current_turn", "all_turns"] | None = None
     """Has no effect: the chat template decides which reasoning the model sees again."""
     mode: Literal["standard"] | None = None
-
-
-class ResponseStreamOptions(Fields):
-    within = "stream_options."
-
-    include_obfuscation: bool | None = None
 
 
 Included = Literal[

@@ -57,3 +57,20 @@ class RenderedCompletion(RootModel[list[RenderedRequest]]):
 
 class Derendered(RootModel[dict[str, Any]]):
     """The response that belongs to the tokens; of a stream, `chunk` and `stream_state`."""
+
+
+class Tokens(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizedText(BaseModel):
+    prompt: str
+
+
+class TokenizerInfo(BaseModel):
+    """All fields of tokenizer_config.json."""
+
+    tokenizer_class: str

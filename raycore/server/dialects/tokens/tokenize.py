@@ -9,8 +9,8 @@ from raycore.parts.images.server import has_images
 from raycore.server.chat.prompt import prompt_ids
 from raycore.server.contract.handlers import answers
 from raycore.server.contract.service import Context
+from raycore.server.dialects.tokens.response_models import DetokenizedText, TokenizerInfo, Tokens
 from raycore.server.http.errors import APIError
-from raycore.server.openapi.response_models import DetokenizedText, TokenizerInfo, Tokens
 from raycore.server.protocol import DetokenizeRequest, TokenizeRequest
 from raycore.text.tokenizer_files import read_tokenizer_files
 
