@@ -78,7 +78,7 @@ def expected(path: Path, texts: list[list[int]], tokens: list[list[int]]) -> lis
         chosen.clear()
         with torch.inference_mode():
             network(torch.tensor([text + output[:-1]]))
-        ids = np.zeros((len(text) + len(output) - 1, config.num_hidden_layers, config.num_experts_per_tok), np.uint8)
+        ids = np.zeros((len(text) + len(output) - 1, config.num_hidden_layers, config.num_experts_per_tok), np.uint16)
         for layer, ids_TK in chosen.items():
             ids[:, layer] = ids_TK
         found.append(ids)
@@ -96,10 +96,10 @@ def choice(config: Any, logits_TE: Tensor, gate: Any) -> Tensor:
     return allowed_TE.topk(config.num_experts_per_tok).indices
 
 
-def check(found: list[Ids | None], expected: list[Ids]) -> None:
+def check(found: list[Ids | None], expected: list[Ids], dtype: type = np.uint8) -> None:
     for own, each in zip(found, expected, strict=True):
         assert own is not None
-        assert own.dtype == np.uint8
+        assert own.dtype == dtype
         np.testing.assert_array_equal(own, each)
 
 
@@ -111,6 +111,15 @@ def test_the_experts_are_those_of_a_direct_computation(family: str, tmp_path: Pa
     wanted = expected(path, texts, tokens)
     assert any(ids.any() for ids in wanted)
     check(found, wanted)
+
+
+def test_ids_of_many_experts_have_two_bytes(tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3_moe", tmp_path, num_experts=300)
+    texts = [prompt[:12] for prompt in prompts()[:3]]
+    tokens, found, _ = run(path, texts)
+    wanted = expected(path, texts, tokens)
+    assert max(int(ids.max()) for ids in wanted) > 255
+    check(found, wanted, np.uint16)
 
 
 @pytest.mark.parametrize(
