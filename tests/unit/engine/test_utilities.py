@@ -16,7 +16,7 @@ from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.mailbox import Utility
 from raycore.engine.preparation import AdapterWaits
 from raycore.engine.utilities import Utilities, call_utility
-from raycore.errors import InvalidCheckpoint, InvalidInput, InvalidRequest, WorkerFailed
+from raycore.errors import InvalidInput
 from raycore.lora.request import LoRARequest
 from raycore.messages import NO_LOAD
 from raycore.parts.adapters.values import AddedAdapter, AddedAdapters
@@ -91,57 +91,3 @@ def test_the_adapter_utilities_take_the_drivers_list_of_added_adapters() -> None
 def test_every_utility_of_an_engine_has_types() -> None:
     for function in made(has_adapters=True).functions.values():
         typing.get_type_hints(function)
-
-
-class Taker:
-    """A worker that takes text, or raises what it gets."""
-
-    def __init__(self, worker: int) -> None:
-        self.rank = SimpleNamespace(worker=worker)
-
-    def take(self, *given: Any) -> Any:
-        for each in given:
-            if isinstance(each, Exception):
-                raise each
-        return given
-
-
-class Takers(FakeExecutor):
-    """An executor of two such workers."""
-
-    timeout_s: float | None = None
-
-    def collective_rpc(self, method: Any, timeout: float | None = None, args: Any = (), kwargs: Any = None) -> Any:
-        self.timeout_s = timeout
-        try:
-            return [method(worker, *args) for worker in map(Taker, range(2))]
-        except RuntimeError as error:
-            raise WorkerFailed(0, f"RuntimeError: {error}", "traceback") from error
-
-
-def test_calls_that_change_weights_tell_invalid_arguments_from_failures() -> None:
-    executor = Takers()
-    profile = EngineProfile("engine", executor)
-    utilities = Utilities(make_config(), executor, SimpleNamespace(), profile, 9, lambda: NO_LOAD)
-    functions = {"update_weights": utilities.update_weights}
-    assert call(functions, "update_weights", "take", ["/path"], 7) == [("/path",), ("/path",)]
-    assert executor.timeout_s == 7.0
-    assert call(functions, "update_weights", "take", [["a", "b"]]) == [("a",), ("b",)], "each worker gets its own"
-    refusals = [InvalidInput("no tensor: 'x'"), InvalidCheckpoint("Error: cut off"), InvalidRequest("a new kind")]
-    for refusal in refusals:
-        with pytest.raises(type(refusal), match=f"^{refusal}$"):
-            call(functions, "update_weights", "take", [refusal])
-    with pytest.raises(WorkerFailed, match="the trainer is gone"):
-        call(functions, "update_weights", "take", [RuntimeError("the trainer is gone")])
-
-
-@pytest.mark.parametrize("refusing", [0, 1])
-def test_what_only_some_workers_refuse_has_changed_the_others(refusing: int) -> None:
-    profile = EngineProfile("engine", Takers())
-    utilities = Utilities(make_config(), Takers(), SimpleNamespace(), profile, 9, lambda: NO_LOAD)
-    given: list[Any] = ["a", "a"]
-    given[refusing] = InvalidInput("no segment 'x' on this node")
-    with pytest.raises(WorkerFailed, match="InvalidInput: no segment 'x' on this node") as failed:
-        call({"update_weights": utilities.update_weights}, "update_weights", "take", [given])
-    assert failed.value.rank == refusing
-    assert not isinstance(failed.value, InvalidInput)
