@@ -9,9 +9,11 @@ import pytest
 from asks import checked
 from configs import make_config
 
+from raycore.client.ask import Ask, CheckedAsk
+from raycore.client.inputs import ParsedPrompt
 from raycore.client.request_table import RequestTable, Submissions, Updates
 from raycore.errors import EngineDeadError, RequestFailed
-from raycore.messages import NO_LOAD, FinishedRequest, OutputBatch
+from raycore.messages import NO_LOAD, EngineRequest, Feature, FeatureData, FinishedRequest, OutputBatch
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
 
@@ -183,3 +185,27 @@ def test_a_moved_request_names_the_revision_of_its_adapter_that_made_its_tokens(
     table.add_rank(1)
     found = {request.request_id: request.lora_revision for request in lose(table, 0, 1)[1]}
     assert found == {"begun": 4, "waiting": None}
+
+
+def test_a_sequence_whose_images_a_rank_lacks_is_sent_again_with_all_of_them(tokenizer: Tokenizer) -> None:
+    table = RequestTable(make_config().model, tokenizer, client_index=0, max_replays=MAX_REPLAYS, image_bytes=100)
+    features = [Feature(name, index, 1) for index, name in enumerate("ab")]
+    prompt = ParsedPrompt(
+        None, [5, 6], features=features, feature_data=[FeatureData(b"1", [1]), FeatureData(b"2", [1])]
+    )
+    for dp_rank in (0, 1):
+        table.add_rank(dp_rank)
+    sent: list[EngineRequest] = []
+    for request_id in ("first", "second", "other"):
+        table.add(CheckedAsk(Ask(prompt, SamplingParams(), request_id), request_id, 0, 0, SamplingParams(), []), print)
+        sent += table.dispatch([request_id])[0]
+    assert [[data is not None for data in each.feature_data] for each in sent] == [[True] * 2, [False] * 2, [False] * 2]
+    table.take(0, NO_LOAD, OutputBatch(missing_features=[(sent[1].seq_id, ["b"])]))
+    ((dp_rank, (again,)),) = table.take_asked_again().items()
+    assert (dp_rank, again.seq_id) == (0, sent[1].seq_id)
+    assert [data and data.data for data in again.feature_data] == [b"1", b"2"]
+    assert table.take_asked_again() == {}, "once"
+    # what has ended meanwhile isn't sent again
+    table.abort(["other"])
+    table.take(0, NO_LOAD, OutputBatch(missing_features=[(sent[2].seq_id, ["b"])]))
+    assert not any(table.take_asked_again().values())

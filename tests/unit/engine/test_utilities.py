@@ -14,6 +14,7 @@ from fake_executor import FakeExecutor
 
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.mailbox import Utility
+from raycore.engine.part import EnginePart
 from raycore.engine.preparation import AdapterWaits
 from raycore.engine.utilities import Utilities, call_utility
 from raycore.errors import InvalidInput
@@ -48,10 +49,11 @@ def test_an_error_in_a_deferred_reply_of_a_utility_is_raised() -> None:
         command.reply.result(0)
 
 
-def made(*, has_adapters: bool = False) -> Utilities:
+def made(*parts: EnginePart, has_adapters: bool = False) -> Utilities:
     executor = FakeExecutor()
     scheduler = SimpleNamespace(reset_prefix_cache=lambda resets: resets, give_adapter=None)
-    parts = [AdapterWaits(executor, 1, scheduler)] if has_adapters else []
+    if has_adapters:
+        parts += (AdapterWaits(executor, 1, scheduler),)
     profile = EngineProfile("engine", executor)
     return Utilities(make_config(), executor, scheduler, profile, 9, lambda: NO_LOAD, parts)
 
@@ -69,6 +71,25 @@ def test_clients_may_call_exactly_the_listed_utilities() -> None:
     }
     assert set(made().functions) == without
     assert set(made(has_adapters=True).functions) - without == {"begin_adapter", "sync_adapters", "give_up_adapter"}
+
+
+def test_calls_of_parts_take_the_place_of_those_that_do_nothing() -> None:
+    reset: list[str] = []
+
+    class Kept(EnginePart):
+        def calls(self) -> dict[str, Callable[..., Any]]:
+            return {"reset_mm_cache": self.reset_images, "reset_encoder_cache": self.reset_embeddings}
+
+        def reset_images(self) -> None:
+            reset.append("images")
+
+        def reset_embeddings(self) -> None:
+            reset.append("embeddings")
+
+    for functions in (made().functions, made(Kept()).functions):
+        assert call(functions, "reset_mm_cache") is None
+        assert call(functions, "reset_encoder_cache") is None
+    assert reset == ["images", "embeddings"]
 
 
 def test_arguments_of_utilities_are_converted_to_the_types_of_their_signatures() -> None:

@@ -45,11 +45,13 @@ def test_a_request_has_its_data_even_if_the_rank_keeps_none():
         assert inputs.complete(request(("a", None))) == ["a"]
 
 
-def test_what_was_dropped_is_asked_for():
+def test_what_clients_have_dropped_is_asked_for():
     inputs = inputs_of(100)
-    inputs.complete(request(("a", b"1")))
-    inputs.clear()
+    asked = request(("a", b"1"))
+    inputs.complete(asked)
+    inputs.calls()["reset_mm_cache"]()
     assert inputs.complete(request(("a", None))) == ["a"]
+    assert contents(asked) == [b"1"], "unfinished requests keep theirs"
 
 
 def test_the_least_recently_used_values_give_way():
