@@ -131,7 +131,7 @@ class RunningEngine(OwnProcess, EngineFacts):
         pauses = Pauses(manager, self._supervisor, self.clients, self.config.executor.init_timeout_s)
         adapters = AdapterCalls(manager, self._supervisor, self._client, self.config)
         weights = WeightUpdates(manager, self._supervisor, self.clients, pauses, self.config)
-        self._parts = EngineParts(self._client, self._supervisor, pauses, adapters, weights, self.config)
+        self._parts = EngineParts(self._client, self.clients, self._supervisor, pauses, adapters, weights, self.config)
         self.name: str = self.config.engine_name or manager.engine_id
         """`raycore status` and `raycore scale` find the engine by this name, from any node of its Ray cluster."""
         self._read_status = partial(

@@ -70,6 +70,10 @@ class RemoteClient(Protocol):
         """Call `EngineClient.abort_groups`."""
         ...
 
+    def forget_images(self) -> Future[None]:
+        """Call `EngineClient.forget_images`."""
+        ...
+
     def pause_new(self) -> Future[None]:
         """Call `EngineClient.pause_new`."""
         ...
@@ -216,6 +220,15 @@ class ClientGroup:
         waiting = [client.abort_requests(request_ids) for client in self._remotes()]
         deadline_s = time.monotonic() + _ANSWER_S
         return self._own.abort_groups(request_ids) + sum(_wait(waiting, deadline_s))
+
+    def forget_images(self) -> None:
+        """Have all clients drop the images that they keep: see `EngineClient.forget_images`.
+
+        Returns when all clients have, but at the latest after 5 s. A client that takes longer does it later.
+        """
+        waiting = [client.forget_images() for client in self._remotes()]
+        self._own.forget_images()
+        futures.wait(waiting, _ANSWER_S)
 
     # ---- while the engine is paused
 

@@ -15,6 +15,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, Protocol, TypeVar
 from raycore.activity import PauseMode
 from raycore.checkpoint.sharded_state import checked_pattern
 from raycore.client.client import UTILITY_TIMEOUT_S, EngineClient
+from raycore.client.group import ClientGroup
 from raycore.cluster.supervisor import Supervisor
 from raycore.config import EngineConfig
 from raycore.control.pauses import Pauses
@@ -59,6 +60,7 @@ class EngineParts(NamedTuple):
 
     client: EngineClient
     """Calls utilities of the ranks: those in `engine/utilities.py`."""
+    clients: ClientGroup
     supervisor: Supervisor
     pauses: Pauses
     adapters: AdapterCalls
@@ -147,11 +149,11 @@ class EngineCalls:
         return all(self._parts.client.utility("reset_prefix_cache", (reset_running_requests, reset_connector)))
 
     def reset_mm_cache(self) -> None:
-        """Drop the processed images that this process and all ranks keep. Those of unfinished requests stay.
+        """Drop the processed images that all ranks and clients keep. Those of unfinished requests stay.
 
-        Other processes, such as those of API servers, keep theirs.
+        A client is the program that has created the engine, or the process of an API server.
         """
-        self._parts.client.forget_images()
+        self._parts.clients.forget_images()
         self._parts.client.utility("reset_mm_cache", ())
 
     def reset_encoder_cache(self) -> None:

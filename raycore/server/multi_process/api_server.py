@@ -161,6 +161,11 @@ class APIServer:
         """Call `EngineClient.abort_groups`."""
         return self._client.abort_groups(request_ids)
 
+    @endpoint("control")
+    def forget_images(self) -> None:
+        """Drop the images that this API server keeps."""
+        self._client.forget_images()
+
     @endpoint("ranks")
     def pause_new(self) -> None:
         """Pause new requests, because the engine pauses."""

@@ -149,6 +149,9 @@ class _Process:
     def abort_requests(self, request_ids: Sequence[str] | None) -> Future[int]:
         return self.actor.abort_requests.remote(request_ids).future()
 
+    def forget_images(self) -> Future[None]:
+        return self.actor.forget_images.remote().future()
+
     def pause_new(self) -> Future[None]:
         call = self.actor.pause_new.remote()
         self._tell(call)

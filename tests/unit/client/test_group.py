@@ -56,6 +56,9 @@ class Own:
     def abort_all(self) -> None:
         self.heard.append(("abort all",))
 
+    def forget_images(self) -> None:
+        self.heard.append(("forget images",))
+
     def abort_groups(self, request_ids: Any) -> int:
         self.heard.append(("abort", request_ids))
         return 3
@@ -106,6 +109,10 @@ class Remote:
 
     def abort_all(self) -> None:
         self.heard.append(("abort all",))
+
+    def forget_images(self) -> Future[Any]:
+        self.heard.append(("forget images",))
+        return self.answer
 
     def abort_requests(self, request_ids: Any) -> Future[Any]:
         self.heard.append(("abort", request_ids))
@@ -205,6 +212,16 @@ def test_requests_of_all_clients_are_aborted_and_counted(group: ClientGroup, own
     dead.answer.set_exception(RuntimeError("its process is gone"))
     assert group.abort_requests(request_ids) == 3 + 4
     assert own.heard == remote.heard == dead.heard == [("abort", request_ids)]
+
+
+def test_all_clients_forget_images_though_one_is_gone(group: ClientGroup, own: Own) -> None:
+    remote, dead = Remote(1), Remote(2)
+    group.join(remote)
+    group.join(dead)
+    remote.answer.set_result(None)
+    dead.answer.set_exception(RuntimeError("its process is gone"))
+    group.forget_images()
+    assert own.heard == remote.heard == dead.heard == [("forget images",)]
 
 
 def test_a_client_that_joins_a_draining_engine_drains_too(group: ClientGroup) -> None:

@@ -43,7 +43,7 @@ class Engine:
         )
         config = resolve(demo_model_path(), **options)
         parts = SimpleNamespace(
-            client=self, supervisor=others, pauses=others, adapters=others, weights=others, config=config
+            client=self, clients=self, supervisor=others, pauses=others, adapters=others, weights=others, config=config
         )
         self.calls = EngineCalls(parts)  # pyright: ignore[reportArgumentType]
 
@@ -114,7 +114,7 @@ def test_each_call_asks_ranks_and_the_driver_as_listed(call: Callable[[EngineCal
     assert engine.asked == [asked]
 
 
-def test_the_caches_of_images_are_dropped_in_this_process_and_on_all_ranks():
+def test_the_caches_of_images_are_dropped_in_all_clients_and_on_all_ranks():
     engine = Engine()
     engine.calls.reset_mm_cache()
     engine.calls.reset_encoder_cache()
