@@ -156,10 +156,15 @@ class WorkerRank(msgspec.Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """This worker's name in log lines, such as `dp0 tp1`, or `dp0 pp1 tp0` if the model has several stages."""
+        """This worker's name in log lines and its process's title, such as `dp0 tp1`.
+
+        In other dimensions than these, it is named if the workers differ in them: `dp0 pp1 pcp0 tp1 dcp1 ep1`.
+        """
         stage = f" pp{self.pp_rank}" if self.pp_size > 1 else ""
         context = f" pcp{self.pcp_rank}" if self.pcp_size > 1 else ""
-        return f"dp{self.dp_rank}{stage}{context} tp{self.tp_rank}"
+        divided = f" dcp{self.tp_rank % self.dcp_size}" if self.dcp_size > 1 else ""
+        experts = f" ep{self.ep_rank}" if self.ep_size > 1 else ""
+        return f"dp{self.dp_rank}{stage}{context} tp{self.tp_rank}{divided}{experts}"
 
     def take_gpu(self) -> None:
         """Make `gpu_id` the only GPU that this process sees. It must not have used CUDA yet."""
