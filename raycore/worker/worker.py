@@ -34,6 +34,7 @@ from raycore.rpc.pending import Pending
 from raycore.worker.core import NoRunner, WorkerCore, WorkerHooks
 from raycore.worker.extension_views import ModelConfigView, ModelRunnerView, ModelView
 from raycore.worker.failures import fails_together
+from raycore.worker.health import check_device
 from raycore.worker.part import WorkerPart, has_parts
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank
@@ -284,8 +285,7 @@ class Worker(WorkerProtocol):
         return self.rank.local_rank
 
     def check_health(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        check_device(self.device)
 
     def gpu_id(self) -> str:
         """Return this worker's entry in `CUDA_VISIBLE_DEVICES`, or the GPU's index if that variable is not set."""
