@@ -180,11 +180,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def max_steps_in_flight(self) -> int:
         """How many steps an engine starts before it takes the first one's result.
 
-        Engines in lockstep start one: its result says whether there is a next step. So do engines that speculate,
-        because guesses follow the last token.
+        Engines that speculate start one, because guesses follow the last token.
         """
-        if self.parallel.is_lockstep:
-            return 1
         if self.scheduler.max_concurrent_batches is not None:
             return self.scheduler.max_concurrent_batches
         is_on, num_stages = self.scheduler.async_scheduling, self.parallel.pipeline_parallel_size

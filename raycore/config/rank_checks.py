@@ -39,13 +39,6 @@ def _connector(config: EngineConfig) -> str | None:
     )
 
 
-def _steps_in_flight(config: EngineConfig) -> str | None:
-    num_steps = config.scheduler.max_concurrent_batches or 1
-    if num_steps == 1 or not config.parallel.is_lockstep:
-        return None
-    return f"max_concurrent_batches={num_steps}, but ranks that share experts run one step at a time: omit it"
-
-
 def _only_rank(config: EngineConfig) -> str | None:
     rank = config.parallel.data_parallel_rank
     if rank is None or config.parallel.data_parallel_size == 1:
@@ -53,5 +46,5 @@ def _only_rank(config: EngineConfig) -> str | None:
     return f"a server with data_parallel_rank={rank} has one rank. Start another server for another rank"
 
 
-_REFUSALS: list[Callable[[EngineConfig], str | None]] = [_connector, _steps_in_flight, _only_rank]
+_REFUSALS: list[Callable[[EngineConfig], str | None]] = [_connector, _only_rank]
 """What is said of a configuration that can't be. None: it can."""

@@ -60,8 +60,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         bool | None,
         option(
             "Plan and start the next step while the device still computes the last one. On CPUs this costs more than "
-            "it saves. Ranks that share experts never do it. With several stages, one more step than there are stages "
-            "is in flight.",
+            "it saves. With several stages, one more step than there are stages is in flight.",
             default="True with device=cuda or several stages, else False",
         ),
     ] = None

@@ -53,7 +53,8 @@ _RECENT = 1 / 16
 class _Step(NamedTuple):
     """A step in flight."""
 
-    plan: StepPlan
+    plan: StepPlan | None
+    """None for a dummy step."""
     pending: Pending[StepResult]
     planned_s: float
 
@@ -203,33 +204,36 @@ class EngineCore:
             self._between_steps()
             return outputs
 
-    def lockstep_step(self) -> tuple[StepOutputs | None, bool]:
-        """Plan and execute one step of a wave (see `waves`), and wait for its result.
+    def lockstep_step(
+        self, *, may_start: bool = True, timeout_s: float | None = None
+    ) -> tuple[StepOutputs | None, bool | None]:
+        """Start the next step of a wave (see `waves`) if one may be started. Then wait for the oldest step in flight.
 
-        If this engine has nothing to compute, the step is a dummy step.
-
-        Returns: the step's outputs (None for a dummy step), and whether any of the engines that share experts had a
-        token to compute.
-        """
-        with self._reported(), self.progress.step():
-            started = self._start_step()
-            self._between_steps()
-            return (None, self.dummy_step()) if started is None else self._finish_step(started)
-
-    def dummy_step(self, timeout_s: float | None = None) -> bool:
-        """Run a step in which this engine has no token. Engines that share experts can only run a step all together.
+        If this engine has nothing to compute, it starts a dummy step, in which it has no token: engines that share
+        experts can only run a step all together.
 
         Args:
+            may_start: if False, at least one step must be in flight.
             timeout_s: how long to wait for the other engines, in seconds; None: `execute_timeout_s`.
 
-        Returns: whether any of the engines had a token to compute.
+        Returns: the finished step's outputs (None for a dummy step), and whether any of the engines that share experts
+        had a token to compute in it. (None, None) without waiting if another step may be started first.
 
         Raises:
             RpcTimeout: the other engines didn't take part in time.
         """
-        timeout_s = self.config.executor.execute_timeout_s if timeout_s is None else timeout_s
-        with self.progress.step():
-            return self.executor.execute_dummy_batch().result(timeout_s).is_anyone_busy
+        with self._reported(), self.progress.step():
+            if may_start:
+                self._in_flight.append(self._start_step() or self._start_dummy_step())
+            self._between_steps()
+            if may_start and self._has_room():
+                return None, None
+            return self._finish_step(self._in_flight.popleft(), timeout_s)
+
+    @property
+    def num_in_flight(self) -> int:
+        """How many steps were started whose results haven't been taken."""
+        return len(self._in_flight)
 
     def _has_room(self) -> bool:
         """Whether another step may be started before the result of one arrives."""
@@ -245,13 +249,19 @@ class EngineCore:
             step_planned(plan, planned_s)
         return _Step(plan, self.executor.execute(plan), planned_s)
 
-    def _finish_step(self, step: _Step) -> tuple[StepOutputs, bool]:
-        """Wait for a step's result, and update the requests from it.
+    def _start_dummy_step(self) -> _Step:
+        return _Step(None, self.executor.execute_dummy_batch(), time.monotonic())
 
-        Returns: the step's outputs, and whether any of the engines that share experts had a token to compute.
+    def _finish_step(self, step: _Step, timeout_s: float | None = None) -> tuple[StepOutputs | None, bool]:
+        """Wait for a step's result, at most `timeout_s` (`execute_timeout_s`), and update the requests from it.
+
+        Returns: the step's outputs (None for a dummy step), and whether any of the engines that share experts had a
+        token to compute.
         """
         self._plan = step.plan
-        result = step.pending.result(self.config.executor.execute_timeout_s)
+        result = step.pending.result(self.config.executor.execute_timeout_s if timeout_s is None else timeout_s)
+        if step.plan is None:
+            return None, result.is_anyone_busy
         finished_s = time.monotonic()
         if step.plan.only_decodes:
             own_s = finished_s - max(step.planned_s, self._finished_s)  # workers compute one step at a time
@@ -259,14 +269,14 @@ class EngineCore:
         self._finished_s = finished_s
         outputs = self.scheduler.update(step.plan, result)
         outputs.duration_s, outputs.version = time.monotonic() - step.planned_s, self.version
-        self._note(outputs, step)
+        self._note(step.plan, step.planned_s, outputs)
         return outputs, result.is_anyone_busy
 
-    def _note(self, outputs: StepOutputs, step: _Step) -> None:
+    def _note(self, plan: StepPlan, planned_s: float, outputs: StepOutputs) -> None:
         """Tell the parts what a step has done, and complete its outputs."""
         for step_done in self._hooks.step_done:
-            step_done(step.plan, outputs)
-        outputs.queued = [(seq_id, step.planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
+            step_done(plan, outputs)
+        outputs.queued = [(seq_id, planned_s - self._arrived_s.pop(seq_id)) for seq_id, _ in outputs.started]
         for end in outputs.finished:
             self._drop(end.seq_id)
             self._arrived_s.pop(end.seq_id, None)  # it may have failed before its first step

@@ -431,8 +431,8 @@ class EngineOptions(VllmOptions, total=False):
     """Maximum number of one prompt's tokens in a step. 0: limited only by max_num_batched_tokens. Default: 0."""
     async_scheduling: bool | None
     """Plan and start the next step while the device still computes the last one. On CPUs this costs more than it saves.
-    Ranks that share experts never do it. With several stages, one more step than there are stages is in flight.
-    Default: True with device=cuda or several stages, else False."""
+    With several stages, one more step than there are stages is in flight. Default: True with device=cuda or several
+    stages, else False."""
     max_concurrent_batches: int | None
     """Number of steps that a rank may start before it takes the first one's result. More than 1 is async scheduling.
     Default: the number of stages; one more with async scheduling."""

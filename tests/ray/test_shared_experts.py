@@ -47,8 +47,10 @@ SHAPES = [(2, 1, 1), (1, 2, 2), (2, 2, 1)]
 
 
 def shape_of(sizes: tuple[int, ...]) -> dict[str, Any]:
+    """One shape has one step in flight, the others several."""
     names = ("tensor_parallel_size", "data_parallel_size", "pipeline_parallel_size")
-    return {"dtype": "float32", **dict(zip(names, sizes, strict=True)), "enable_expert_parallel": True, **OPTIONS}
+    shape = {**dict(zip(names, sizes, strict=True)), "async_scheduling": sizes != SHAPES[0]}
+    return {"dtype": "float32", **shape, "enable_expert_parallel": True, **OPTIONS}
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,7 @@ def test_ranks_pause_and_sleep_together(living_llms, checkpoints):
 @pytest.mark.timeout(300)
 def test_a_dead_rank_restarts_its_whole_expert_group_and_fails_no_request(ray_cluster, checkpoints):
     path, _ = checkpoints["mixtral"]
-    mode = {"dtype": "bfloat16", "batch_invariant": True}
+    mode = {"dtype": "bfloat16", "batch_invariant": True, "async_scheduling": True}
     shape = {"data_parallel_size": 2, "enable_expert_parallel": True, "step_timeout_s": 5.0}
     with LLM(path, **shape, **mode, **OPTIONS) as llm:
         expected = tokens(llm, prompts() * 2, LONG)

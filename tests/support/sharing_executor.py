@@ -37,8 +37,8 @@ class Exchange:
 class SharingExecutor(FakeExecutor):
     """A fake worker that meets the others' in every step."""
 
-    def __init__(self, exchange: Exchange, rank: int):
-        super().__init__()
+    def __init__(self, exchange: Exchange, rank: int, max_concurrent_batches: int = 1):
+        super().__init__(max_concurrent_batches=max_concurrent_batches)
         self.exchange = exchange
         self.rank = rank
         self.num_dummies = 0

@@ -80,8 +80,8 @@ class Rank:
         self._check(outputs)
         return outputs
 
-    def _checked_lockstep_step(self) -> tuple[StepOutputs | None, bool]:
-        outputs, is_anyone_busy = self._lockstep_step()
+    def _checked_lockstep_step(self, **options: Any) -> tuple[StepOutputs | None, bool | None]:
+        outputs, is_anyone_busy = self._lockstep_step(**options)
         self._check(outputs)
         return outputs, is_anyone_busy
 

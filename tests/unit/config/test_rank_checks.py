@@ -17,7 +17,6 @@ OFFLOADS = {"kv_transfer_config": {"kv_connector": "OffloadConnector", "kv_role"
 CASES = {
     "a connector": (OFFLOADS, "kv_transfer_config's OffloadConnector can't be used with ranks that share experts"),
     "an offload by size": ({"kv_offloading_size": 1}, "OffloadConnector can't be used with ranks that share experts"),
-    "steps in flight": ({"max_concurrent_batches": 2}, "max_concurrent_batches=2, but ranks that share experts run"),
 }
 
 

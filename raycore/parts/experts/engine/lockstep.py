@@ -15,6 +15,7 @@ from raycore.engine.loop import apply_command, make_changes, release_prepared
 from raycore.engine.mailbox import Mailbox, StartWave
 from raycore.errors import RpcTimeout
 from raycore.parts.experts.engine.waves import Waves
+from raycore.scheduler.outputs import StepOutputs
 from raycore.system import time
 
 logger = logging.getLogger(__name__)
@@ -50,8 +51,7 @@ def run_lockstep_loop(
                 tell_peers(wave)
         outputs = None
         if waves.is_running:
-            outputs, is_anyone_busy = core.lockstep_step()
-            waves.step_done(is_anyone_busy)
+            outputs = _step(core, waves)
         if outputs is not None:
             mailbox.publish(outputs, core.load())
         elif commands:
@@ -60,6 +60,14 @@ def run_lockstep_loop(
         if mailbox.changes and not (waves.is_running or core.has_work()) and make_changes(core, mailbox):
             return
     _finish_wave(core, mailbox, waves)
+
+
+def _step(core: EngineCore, waves: Waves, timeout_s: float | None = None) -> StepOutputs | None:
+    """Start a step of the wave and finish one, as far as `waves` and the number of steps in flight allow."""
+    outputs, is_anyone_busy = core.lockstep_step(may_start=waves.may_start, timeout_s=timeout_s)
+    if is_anyone_busy is not None:
+        waves.step_done(is_anyone_busy, core.num_in_flight)
+    return outputs
 
 
 def _start_wave(waves: Waves, command: StartWave) -> None:
@@ -71,15 +79,16 @@ def _start_wave(waves: Waves, command: StartWave) -> None:
 def _finish_wave(core: EngineCore, mailbox: Mailbox, waves: Waves) -> None:
     """Run dummy steps until the current wave ends, because engines that are stopping, too, would wait for this one.
 
-    Requests of this engine are no longer computed. If the wave doesn't end, this gives up after `shutdown_timeout_s`.
+    Requests of this engine get no further steps. If the wave doesn't end, this gives up after `shutdown_timeout_s`.
     """
     for command in mailbox.take():
         if isinstance(command, StartWave):
             _start_wave(waves, command)
+    core.pause()
     deadline_s = time.monotonic() + core.config.executor.shutdown_timeout_s
     while waves.is_running and (left_s := deadline_s - time.monotonic()) > 0:
         try:
-            waves.step_done(core.dummy_step(left_s))
+            _step(core, waves, left_s)
         except RpcTimeout:
             logger.warning(
                 "stopping without waiting longer for the ranks that share experts with this one: they are gone or stuck"

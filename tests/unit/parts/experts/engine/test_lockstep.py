@@ -26,10 +26,10 @@ from raycore.parts.experts.engine.waves import Waves
 class Group:
     """Engines and their loops. Messages between them are delayed and doubled at random."""
 
-    def __init__(self, size: int, seed: int = 0, sync_interval: int = 1):
+    def __init__(self, size: int, seed: int = 0, sync_interval: int = 1, depth: int = 1):
         exchange = Exchange(size)
         self.rng = random.Random(seed)
-        self.executors = [SharingExecutor(exchange, rank) for rank in range(size)]
+        self.executors = [SharingExecutor(exchange, rank, depth) for rank in range(size)]
         self.cores = [EngineCore(make_config(), executor) for executor in self.executors]
         self.mailboxes = [Mailbox() for _ in range(size)]
         self.waves = [Waves(sync_interval) for _ in range(size)]
@@ -72,9 +72,9 @@ class Group:
         self.pool.shutdown()
 
 
-@pytest.mark.parametrize(("size", "sync_interval"), [(2, 1), (3, 2)])
-def test_every_request_is_served_on_whichever_lockstep_engine_it_arrives(size, sync_interval):
-    group = Group(size, seed=size, sync_interval=sync_interval)
+@pytest.mark.parametrize(("size", "sync_interval", "depth"), [(2, 1, 1), (3, 2, 1), (2, 1, 2), (3, 2, 3)])
+def test_every_request_is_served_on_whichever_lockstep_engine_it_arrives(size, sync_interval, depth):
+    group = Group(size, seed=size, sync_interval=sync_interval, depth=depth)
     rng = random.Random(size)
     client = 0
     for _ in range(40):
@@ -88,6 +88,7 @@ def test_every_request_is_served_on_whichever_lockstep_engine_it_arrives(size, s
     group.wait_for_rest()
     assert len({waves.num_completed for waves in group.waves}) == 1
     assert group.waves[0].num_completed >= 5
+    assert {executor.most_in_flight for executor in group.executors} == {depth}
     group.stop()
 
 
@@ -105,8 +106,9 @@ def test_engines_without_requests_take_part_and_then_rest():
     group.stop()
 
 
-def test_engines_that_stop_in_a_wave_leave_together():
-    group = Group(2)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_engines_that_stop_in_a_wave_leave_together(depth):
+    group = Group(2, depth=depth)
     group.mailboxes[0].put(Submit([request(1, max_tokens=200)]))
     eventually(lambda: group.executors[1].num_dummies)
     group.stop()
@@ -152,8 +154,9 @@ def test_a_lockstep_step_tells_whether_any_engine_was_busy():
     assert not is_anyone_busy
 
 
-def test_engines_pause_together_at_the_end_of_a_wave():
-    group = Group(3, seed=5)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_engines_pause_together_at_the_end_of_a_wave(depth):
+    group = Group(3, seed=5, depth=depth)
     served = [
         group.pool.submit(group.serve, client % 2, [first_seq_id(client), first_seq_id(client) + 1], 40 + client)
         for client in range(1, 3)
