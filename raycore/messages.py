@@ -547,8 +547,8 @@ class EngineInfo(msgspec.Struct):
     """The option's value."""
     max_loras: int = 0
     """The maximum number of LoRA adapters of running requests; 0 without `enable_lora`."""
-    kernels: list[tuple[str, bool] | None] = []
-    """On CPUs, for each worker: the native kernels' folder, and whether they are there. None: it is to use none."""
+    kernels: list[tuple[str, bool, str] | None] = []
+    """On CPUs, for each worker: what `raycore.kernels.are_compiled` says of its native kernels."""
     computations: list[Computation] = []
     """What computes the model, for each worker."""
     cache_layout: CacheLayout | None = None

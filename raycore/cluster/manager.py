@@ -19,7 +19,7 @@ from placement.reserve import RankBundles
 from placement.topology import read_cluster
 from raycore.cluster.desired import Desired, DesiredNow, DesiredWeights
 from raycore.cluster.device import choose_device
-from raycore.cluster.equal_kernels import missing_kernels
+from raycore.cluster.equal_kernels import unequal_kernels
 from raycore.cluster.following import Following, HeldAdapters, Loops
 from raycore.cluster.given import GivenDevices, GivenPlaces, find_given
 from raycore.cluster.rank import Rank, workers_by_node
@@ -203,7 +203,7 @@ class CoreEngineActorManager:
             return not self._is_shut_down and is_wanted()
 
         self._starts.wait(ranks, deadline_s, on_progress, is_still_wanted)
-        problem = missing_kernels(self.infos, are_compiled())
+        problem = unequal_kernels(self.infos, are_compiled())
         if problem is not None:
             raise InitializationError(problem)
         self._keep_dtype()

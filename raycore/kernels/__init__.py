@@ -7,6 +7,7 @@ and one binary works with every torch that raycore supports.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,8 @@ or `neon`; or `none`, for plain torch. By default, the fastest that the processo
 chooses what is compiled: `all` compiles all of them, as packages have them for other machines."""
 
 FOLDER = Path(__file__).parent
+RECORD = "_cpu.json"
+"""Beside the library: what compiled it, for which machine, from which sources; or why it is missing."""
 
 Backend = Literal["triton", "native", "torch"]
 """Whose kernels compute: those for GPUs, those for CPUs, or plain torch's functions."""
@@ -27,9 +30,20 @@ def compiled(folder: Path = FOLDER) -> list[Path]:
     return sorted(folder.glob("_cpu*.so"))
 
 
-def are_compiled(*_: object) -> tuple[str, bool] | None:
-    """The kernels' folder, and whether they are there. None if this process is told not to use them.
+def build_record(folder: Path = FOLDER) -> dict[str, str]:
+    """What the build recorded of a copy's kernels. Empty if there was no build."""
+    try:
+        return json.loads((folder / RECORD).read_text())
+    except OSError:
+        return {}
 
-    The arguments are ignored; `collective_rpc` passes the worker.
+
+def are_compiled(*_: object) -> tuple[str, bool, str] | None:
+    """The kernels' folder, whether they are there, and a digest of the sources that they were compiled from.
+
+    The digest is empty if it isn't known. None if this process is told not to use them. The arguments are ignored;
+    `collective_rpc` passes the worker.
     """
-    return None if os.environ.get(VARIABLE) == "none" else (str(FOLDER), bool(compiled()))
+    if os.environ.get(VARIABLE) == "none":
+        return None
+    return str(FOLDER), bool(compiled()), build_record().get("sources", "")

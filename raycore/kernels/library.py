@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import json
 import logging
 import os
 import platform
@@ -14,12 +13,10 @@ from pathlib import Path
 
 import torch
 
-from raycore.kernels import FOLDER, VARIABLE, compiled
+from raycore.kernels import FOLDER, RECORD, VARIABLE, build_record, compiled
 
 logger = logging.getLogger(__name__)
 
-RECORD = "_cpu.json"
-"""Beside the library: what compiled it, for which machine; or why it is missing."""
 _COMPILE = f"Install raycore on this machine, or anywhere with {VARIABLE}=all, which compiles them for every processor"
 
 
@@ -60,7 +57,7 @@ def find() -> Path:
     """The library that was compiled when raycore was installed."""
     if found := compiled(FOLDER):
         return found[0]
-    record, root = _record(), FOLDER.parents[1]
+    record, root = build_record(FOLDER), FOLDER.parents[1]
     if failure := record.get("failure"):
         details = f"; {FOLDER / RECORD} has the compiler's output" if record.get("output") else ""
         raise _Unusable(failure, f"To get them, {record['remedy']}{details}")
@@ -75,14 +72,6 @@ class _Unusable(Exception):
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(why)
         self.remedy = remedy
-
-
-def _record() -> dict[str, str]:
-    """What the build recorded. Empty if there was no build."""
-    try:
-        return json.loads((FOLDER / RECORD).read_text())
-    except OSError:
-        return {}
 
 
 def _load(choice: str) -> str:
@@ -118,7 +107,7 @@ def _missing() -> str | None:
 
 
 def _compiled() -> str:
-    return f"the library has kernels for {_record().get('instruction_sets') or 'other processors'}"
+    return f"the library has kernels for {build_record(FOLDER).get('instruction_sets') or 'other processors'}"
 
 
 def _needed_torch() -> str:
@@ -134,7 +123,7 @@ def _library() -> ctypes.CDLL:
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        built_for = _record().get("machine", "another machine")
+        built_for = build_record(FOLDER).get("machine", "another machine")
         why = f"they were compiled for {built_for}, and this is {platform.machine()}"
         raise _Unusable(
             f"{path.name} can't be loaded ({error})" if built_for == platform.machine() else why,

@@ -111,8 +111,20 @@ def test_the_build_records_what_compiled_the_kernels(monkeypatch, compilers, bui
     compilers({"own": OUTPUT})
     monkeypatch.setenv("CXX", "own -v")
     record, library = build(is_inplace)
+    assert len(record.pop("sources")) == 16
     assert record == {"machine": platform.machine(), "compiler": "own -v", "instruction_sets": ""}
     assert library == "new\n"
+
+
+def test_the_build_records_which_sources_it_has_compiled(monkeypatch, compilers, build, checkout):
+    compilers({"own": OUTPUT})
+    monkeypatch.setenv("CXX", "own")
+    before = build(True)[0]["sources"]
+    assert build(True)[0]["sources"] == before
+    (checkout / "raycore/kernels/csrc/a.h").touch()
+    with_header = build(True)[0]["sources"]
+    (checkout / "raycore/kernels/csrc/a.h").write_text("int a;")
+    assert len({before, with_header, build(True)[0]["sources"]}) == 3
 
 
 @pytest.mark.parametrize("is_inplace", [False, True])

@@ -187,7 +187,7 @@ def test_a_joined_listener_leaves_before_the_disconnect_if_the_start_fails(make)
 def test_a_start_is_refused_if_only_some_nodes_have_kernels(make):
     engine = make()
     engine.runtime.answers["wait_for_init"] = lambda actor, *_: comes_up(
-        actor, kernels=[("/raycore", actor.identity.dp_rank == 0)]
+        actor, kernels=[("/raycore", actor.identity.dp_rank == 0, "")]
     )
     with pytest.raises(InitializationError, match="native kernels for CPUs are missing: dp_rank 1"):
         engine.manager.start()
