@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kuberay_definitions import CRDS, mistakes
+from kuberay_definitions import CARRIED, CRDS, carried_text, mistakes
 from packaging.specifiers import SpecifierSet
 
 from raycore.cli.main import build_parser
@@ -80,16 +80,16 @@ def quantity(text: str) -> int:
 # ---- KubeRay's own word
 
 
-needs_crds = pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's definitions aren't at {CRDS} (KUBERAY_CRDS)")
-
-
-@needs_crds
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_manifests_conform_to_kuberays_schema(name):
     assert mistakes(ray_document(name)) == []
 
 
-@needs_crds
+@pytest.mark.skipif(not CRDS.is_dir(), reason=f"KubeRay's files aren't at {CRDS} (KUBERAY_CRDS)")
+def test_what_is_carried_of_kuberays_definitions_is_what_its_files_say():
+    assert CARRIED.read_text() == carried_text(CRDS)
+
+
 def test_the_check_of_manifests_finds_a_mistake():
     text = (ROOT / "cluster.yaml").read_text()
     for right, wrong in (
