@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from number_formats import BATCH_INVARIANT
 
 from raycore import LLM, SamplingParams
 from raycore.demo import demo_model_path
 from raycore.kernels import library
-from raycore.layers.native_operations import _is_native
 
 PROMPTS = [f"{first} + {second} =" for first, second in ((3, 4), (27, 58), (91, 9), (12, 12))] + [
     "Once upon a time there was a number. " * 5 + "12 + 30 =",
@@ -21,11 +19,6 @@ SEEDED = SamplingParams(temperature=1.1, top_p=0.95, seed=5, max_tokens=10, logp
 
 def start(**options: object) -> LLM:
     return LLM(demo_model_path(), num_threads=1, standby_delay_s=None, **options)
-
-
-def has_native_products(dtype: str) -> bool:
-    """Whether native kernels compute linear layers in this data type on this processor."""
-    return library.load() is not None and _is_native(torch.empty(32, 32, dtype=getattr(torch, dtype)))
 
 
 def outcomes(llm: LLM, prompts: list[str], params: SamplingParams) -> list[object]:
@@ -62,9 +55,10 @@ def test_tensor_parallel_ranks_keep_the_bits(ray_cluster, mode, expected) -> Non
     with start(tensor_parallel_size=2, max_num_batched_tokens=24, max_num_seqs=8, **mode) as llm:
         alone = [outcomes(llm, [prompt], GREEDY)[0] for prompt in PROMPTS]
         assert outcomes(llm, PROMPTS, GREEDY) == alone
-        if has_native_products(mode["dtype"]):  # oneDNN may choose others for half of the outputs
-            assert alone == expected["greedy"]
-            assert outcomes(llm, PROMPTS, SEEDED) == expected["seeded"]
+        if library.load() is None:
+            pytest.skip("without native kernels, oneDNN may add up in another order for half of the outputs")
+        assert alone == expected["greedy"]
+        assert outcomes(llm, PROMPTS, SEEDED) == expected["seeded"]
 
 
 def test_stages_give_the_bits_of_a_single_worker(ray_cluster, mode, expected) -> None:
