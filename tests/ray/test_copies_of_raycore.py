@@ -27,7 +27,7 @@ def test_the_first_command_of_the_readme_runs_on_the_kernels_that_it_compiled(tm
     monkeypatch.delenv(VARIABLE, raising=False)
     command = re.findall(r"^```bash\n(python3 -m venv .*)\n```$", (ROOT / "README.md").read_text(), re.MULTILINE)[0]
     # the environment is there, and active
-    install, generate = command.removeprefix("python3 -m venv .venv && . .venv/bin/activate && ").split(" && ")
+    install, generate = command.removeprefix("python3 -m venv .venv && . .venv/bin/activate && ").rsplit(" && ", 1)
     made = Installation(tmp_path)
     printed = made.run(f"{install} && {generate.replace('raycore ', 'raycore --log-level info ')}", RAY_ADDRESS="local")
     assert re.search(r"^27 \+ 58 = 85$", printed, re.MULTILINE)
