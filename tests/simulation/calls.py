@@ -474,7 +474,7 @@ def _classes_come_in_another_order() -> None:
 
 
 FAULTS = [
-    PutIn(_steps_are_not_woken, 3, "waited 1.000 s in step"),
+    PutIn(_steps_are_not_woken, 6, "waited 1.000 s in step"),
     PutIn(_prompts_are_cut_on_the_other_side, 2, "a prompt was cut to"),
     PutIn(_a_queued_request_may_be_added_twice, 0, "nothing was refused with \"'first' is already in use\""),
     PutIn(_classes_come_in_another_order, 29, "asked for the classes"),

@@ -208,7 +208,7 @@ KNOWN = {
     "commands_are_taken_without_a_lock": 4,
     "a_stream_that_begins_late_is_not_ended": 6,
     "results_of_a_slots_earlier_request_count": 5,
-    "an_adapter_makes_room_while_it_is_used": 147,
+    "an_adapter_makes_room_while_it_is_used": 153,
     "drafts_that_do_not_pay_are_tried_always": 2,
     "a_constraint_does_not_wait_for_the_last_token": 6,
 }
