@@ -274,8 +274,8 @@ def _first_error(output: str) -> str:
 def begin_kernels(folder: Path, default: str) -> None:
     """Start to compile the kernels for `finish_kernels`, in a process of its own.
 
-    pip asks for a package's metadata, finds out what else to install, which takes as long as half of the kernels but
-    keeps only one core busy, and then asks for the wheel. If it removes the folder instead, the process ends.
+    pip asks for a package's metadata, then finds out what else to install, which keeps only one core busy, and then
+    asks for the wheel. If it removes the folder instead, the process ends before the next source file.
     `default`: see `compile_kernels`.
     """
     with (folder / LOCK).open("w") as lock:

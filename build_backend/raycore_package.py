@@ -1,7 +1,7 @@
 """The build backend: what pip calls to make wheels and source archives of what pyproject.toml says.
 
-Setuptools would do that, too. But pip would install it for each build, and run it three times: that would take a tenth
-of the processor time of raycore's whole installation.
+Setuptools would do that, too. But pip would install it for each build, and run it three times: some five seconds of
+processor time.
 
 See https://packaging.python.org/specifications for the formats, and PEP 517 and 660 for the functions that pip calls.
 """

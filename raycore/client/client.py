@@ -89,7 +89,7 @@ class EngineClient:
         """Notified when requests may have ended, when outputs have been delivered, and when ranks are lost or leave."""
         replays, image_bytes = config.recovery.max_request_replays, config.feature_cache_bytes
         self._requests = RequestTable(
-            *(config.model, tokenizer, client_index, replays, image_bytes), output_parts=[*make_output_parts(config)]
+            config.model, tokenizer, client_index, replays, image_bytes, output_parts=[*make_output_parts(config)]
         )
         if config.kv_transfer_config is not None:
             from raycore.parts.transfers.client import make_routes  # imported lazily: few engines need it

@@ -91,11 +91,11 @@ def _mixer_memories(
 def _token_bytes(
     spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, wide: int, mixed: int, *, is_native: bool
 ) -> int:
-    """Return the bytes that one token needs within a layer, and if engines share experts, one of each of these engines.
+    """Return the bytes that one token needs within a layer; with engines that share experts, one token of each engine.
 
     Args:
-        wide: how often plain torch has a number in the mixer, and how often more a hidden state.
-        mixed: how many numbers it has in the mixer.
+        wide: how many copies of each number in the mixer there are in plain torch. Of a hidden state, there are 3 more.
+        mixed: how many numbers the token has in the mixer.
         is_native: whether native kernels compute the layer.
     """
     hidden, rows = 4 * spec.hidden_size, 0

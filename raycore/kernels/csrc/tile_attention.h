@@ -353,7 +353,7 @@ class DotProducts {
       });
   }
 
-  // Inlined, GCC keeps too little of it in registers: prompts take a tenth longer.
+  // Not inlined: with GCC 12 on Zen 4, attention of prompts of some 40 tokens takes a tenth longer otherwise.
   template <int R, typename C, typename P>
   static __attribute__((noinline)) void weigh_rows(TileRows& rows, const Chunk<C, P>& chunk, int64_t row) {
     for (int64_t h = 0; h < rows.dim; h += kVectors<R> * kWidth)
