@@ -98,9 +98,12 @@ def ray_cluster(site_directory: Path):
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*helpers, os.environ.get("PYTHONPATH")]))
     import ray
     from forked_ray import fork_server, nodes_with_forked_workers
+    from ray._private import auto_init_hook
 
     from raycore.cluster.local_ray.replacements import CLUSTER_PROCESSES, replaced
 
+    # threads of Ray Serve's handles outlive the cluster, and their calls would start another as this process ends
+    auto_init_hook.enable_auto_connect = False
     with fork_server(os.environ, *MODULES_OF_WORKERS), nodes_with_forked_workers(), replaced(CLUSTER_PROCESSES):
         ray.init(
             address="local",

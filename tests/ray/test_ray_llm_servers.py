@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -166,18 +167,31 @@ def text_of(lines: Iterable[str]) -> str:
     return "".join(choice["text"] for event in events for choice in json.loads(event)["choices"])
 
 
-def test_profiles_are_written_where_the_profiler_config_says(program, profiles):
-    server = serve.get_app_handle("sums")
+@pytest.fixture
+def app() -> Iterator[Callable[[str], Any]]:
+    """Gives the handle of an application. A handle that isn't shut down goes on reporting its load."""
+    with ExitStack() as handles:
+
+        def handle(name: str) -> Any:
+            made = serve.get_app_handle(name)
+            handles.callback(made.shutdown)
+            return made
+
+        yield handle
+
+
+def test_profiles_are_written_where_the_profiler_config_says(program, profiles, app):
+    server = app("sums")
     server.start_profile.remote().result(timeout_s=60)
     posted(f"{program.url}/sums/v1/completions", **SUM)
     server.stop_profile.remote().result(timeout_s=60)
     assert list(profiles.iterdir())
     with pytest.raises(ray.exceptions.RayTaskError, match="profiles need the option profiler_config"):
-        serve.get_app_handle("embeds").start_profile.remote().result(timeout_s=60)
+        app("embeds").start_profile.remote().result(timeout_s=60)
 
 
-def test_an_engine_sleeps_and_pauses_and_is_restored(program):
-    server = serve.get_app_handle("sums")
+def test_an_engine_sleeps_and_pauses_and_is_restored(program, app):
+    server = app("sums")
 
     def call(method: str, **options: Any) -> Any:
         return getattr(server, method).remote(**options).result(timeout_s=60)
