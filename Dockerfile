@@ -8,7 +8,7 @@ FROM python:${PYTHON_VERSION}-slim-bookworm AS build
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
-COPY pyproject.toml README.md LICENSE /src/
+COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY build_backend /src/build_backend
 COPY raycore /src/raycore
 COPY placement /src/placement

@@ -66,7 +66,7 @@ def test_everything_that_is_copied_exists_and_the_package_is_whole():
     sources = {name for stage in stages() for rest in of(stage, "COPY") for name in rest.split()[:-1]} - {"/wheels"}
     sources = {name for name in sources if not name.startswith("--")}
     assert [name for name in sources if not (ROOT / name).exists()] == []
-    files = {PROJECT["readme"], *PROJECT["license-files"], "pyproject.toml", "build_backend"}
+    files = {PROJECT["readme"], *PROJECT["license-files"], "pyproject.toml", "setup.py", "build_backend"}
     assert files | {"raycore", "placement"} <= sources
 
 

@@ -37,7 +37,7 @@ KNOWN_KINDS = {
     ".yaml",
     ".yml",
 }
-WITHOUT_KIND = {".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "METADATA", "py.typed", "vllm"}
+WITHOUT_KIND = {".dockerignore", ".gitignore", "Dockerfile", "LICENSE", "MANIFEST.in", "METADATA", "py.typed", "vllm"}
 WITHOUT_KIND |= {"constraints.txt"}
 
 
