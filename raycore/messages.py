@@ -118,8 +118,9 @@ class EngineRequest(msgspec.Struct, array_like=True):
     """In the order of their ranges, which don't overlap."""
     feature_data: list[FeatureData | None] = []
     """For each feature: its data. None: the engine has it already, as the client believes."""
-    kv_transfer_params: dict[str, Any] | None = None
-    """What the KV connector gets to know of the request."""
+    hints: dict[str, Any] | None = None
+    """What the client's router tells the rank's KV connector of blocks on other ranks. What the caller tells it is in
+    `params.extra_args`."""
     second_text: int = 0
     """The index in the prompt at which the second text of a pair begins, for encoders that tell them apart. 0: there is
     one text."""
@@ -273,7 +274,8 @@ class TransferResult(msgspec.Struct, array_like=True):
 
 
 class TokenReport(NamedTuple):
-    """What a part tells of some of a sequence's tokens: each gets as many bytes of `data`."""
+    """What a part tells of some of a sequence's tokens: each gets as many bytes of `data`. Without tokens, what it
+    tells of the sequence's end."""
 
     part: str
     """Its name."""
@@ -447,8 +449,8 @@ class SequenceEvents(msgspec.Struct, array_like=True):
     missing_features: list[tuple[int, list[str]]] = []
     """(seq_id, identifiers) of requests that can't begin, because the engine doesn't have the data of these features.
     The client sends the request again, with them."""
-    kv_transfer_params: list[tuple[int, dict[str, Any]]] = []
-    """(seq_id, what the KV connector tells the client when the request ends)."""
+    hints: list[tuple[int, dict[str, Any]]] = []
+    """(seq_id, what the rank that goes on is told of its blocks) of sequences that this rank was to hand over."""
     external: list[tuple[int, int]] = []
     """(seq_id, how many of its cached tokens the KV connector brought) of those requests in `started` that have some.
     """

@@ -153,6 +153,8 @@ class CompletionOutput:
     hidden_states: NDArray[np.float32] | None = field(default=None, compare=False, kw_only=True)
     """float32[number of tokens, hidden size]: the final hidden state that each token was sampled from; None unless
     `return_hidden_states` was requested."""
+    kv_transfer_params: dict[str, Any] | None = field(default=None, kw_only=True)
+    """What the KV connector tells the caller when the sequence ends."""
 
     def finished(self) -> bool:
         """Whether the sequence is complete."""
@@ -306,7 +308,8 @@ class RequestOutput:
     trace: RequestTrace | None = field(default=None, kw_only=True)
     """None unless requests are traced."""
     kv_transfer_params: dict[str, Any] | None = field(default=None, kw_only=True)
-    """What the KV connector tells the client when the request ends."""
+    """What the KV connector has told the caller: of the first sequence that it has told something of. Each of `outputs`
+    has its own."""
 
 
 @dataclass(slots=True)

@@ -162,7 +162,8 @@ class SamplingParams(_OrderedParams, kw_only=True, omit_defaults=True):
     """A constraint on the output, such as a JSON schema. If this constraint and the other parameters together leave no
     token to sample, the constraint takes precedence."""
     extra_args: dict[str, Any] | None = None
-    """Arguments for code that extends raycore: a dict of values as in JSON."""
+    """Arguments for code that extends raycore: a dict of values as in JSON. `kv_transfer_params`, a dict, is for the KV
+    connector."""
     detokenize: bool = True
     """False: outputs have no texts, neither of sequences nor of tokens."""
     skip_special_tokens: bool = True

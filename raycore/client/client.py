@@ -92,7 +92,7 @@ class EngineClient:
             config.model, tokenizer, client_index, replays, image_bytes, output_parts=[*make_output_parts(config)]
         )
         if config.kv_transfer_config is not None:
-            from raycore.parts.transfers.client import make_routes  # imported lazily: few engines need it
+            from raycore.parts.transfers.client.routes import make_routes  # imported lazily: few engines need it
 
             self._requests.routes = make_routes(config, self._requests.router)
         self._connections = RankConnections(client_index, self._deliver)

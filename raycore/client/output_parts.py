@@ -8,6 +8,7 @@ from raycore.client.part import OutputPart
 from raycore.config import EngineConfig
 from raycore.parts.hidden_states.client import HiddenStates
 from raycore.parts.routed_experts.client import ReturnedExperts
+from raycore.parts.transfers.client import params as transfer_params
 
 
 def make_output_parts(config: EngineConfig) -> Iterator[OutputPart]:
@@ -15,3 +16,4 @@ def make_output_parts(config: EngineConfig) -> Iterator[OutputPart]:
     yield HiddenStates()
     if config.routed_experts.enable_return_routed_experts:
         yield ReturnedExperts(config.model.spec)
+    yield from transfer_params.output_parts(config)

@@ -214,10 +214,6 @@ class OutputProcessor:
             sequence = self._sequences.get(seq_id)
             if sequence is not None:
                 sequence.num_preemptions += 1
-        for seq_id, params in batch.kv_transfer_params:
-            sequence = self._sequences.get(seq_id)
-            if sequence is not None:
-                sequence.request.kv_transfer_params = params
         for seq_id, revision in batch.adapter_revisions:
             sequence = self._sequences.get(seq_id)
             if sequence is not None:

@@ -20,7 +20,8 @@ class OutputAddition(Protocol):
         """Take what a rank reports of tokens of the request's sequence `index`, before any output with these tokens.
 
         A sequence's tokens come in order, and again from an earlier one on if they are computed again: after a
-        preemption, or on another rank. The last ones may not be of the output, if it has ended before.
+        preemption, or on another rank. The last ones may not be of the output, if it has ended before. A report without
+        tokens is of the sequence's end, and comes with it.
         """
         ...
 

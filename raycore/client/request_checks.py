@@ -19,6 +19,8 @@ from raycore.parts.adapters.client import AdapterChecks
 from raycore.parts.constraints.client import ThinkingLimits
 from raycore.parts.constraints.grammar.gate import ConstraintGate
 from raycore.parts.pooling.client.pooling import PLACEHOLDER, not_generating, not_pooling, resolved
+from raycore.parts.transfers.client.params import params_check
+from raycore.parts.transfers.values import PARAMS
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams, checked_int
 from raycore.scheduler.request import RequestLimits
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from raycore.client.beams import BeamSearch
 
 Validator = tuple[str, Callable[[SamplingParams], Any]]
-"""A logits processor's class, by its name, and its `validate_params`."""
+"""Who checks parameters, by name, and how: a logits processor's class and its `validate_params`, or a capability."""
 
 
 class RequestChecks:
@@ -51,7 +53,7 @@ class RequestChecks:
         self.adapters = AdapterChecks(spec, config.lora)
         self._encoder = config.encoder_limits
         self._max_logprobs = config.model.max_logprobs
-        self._validators = validators(config)
+        self._validators = [*validators(config), (PARAMS, params_check(config))]
         self._thinking = ThinkingLimits(config, tokenizer)
 
     @property
@@ -130,8 +132,7 @@ class RequestChecks:
             for name, value in (("stop", params.stop), ("structured_outputs", params.structured_outputs)):
                 if value:
                     raise no_tokenizer(f"{name}={shortened(value)}")
-        if self._validators:
-            validate(self._validators, params)
+        validate(self._validators, params)
 
     def check_structured_outputs(self, params: SamplingParams) -> None:
         """Check in another process that the constraint in `params` can be compiled. If `knows_structured_outputs` says

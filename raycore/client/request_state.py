@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,8 +79,6 @@ class RequestState:
     """None: the request generates."""
     pooled: Pooled | None = None
     """The result of a request that pools; None before it has come."""
-    kv_transfer_params: dict[str, Any] | None = None
-    """What the KV connector has told at the end of a sequence."""
 
     @property
     def finished(self) -> bool:
@@ -113,7 +110,6 @@ class RequestState:
             lora_request=self.lora,
             num_cached_tokens=self.num_cached_tokens,
             trace=self.trace,
-            kv_transfer_params=self.kv_transfer_params,
         )
         for addition in self.added.values():
             addition.add_to(output)

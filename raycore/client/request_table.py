@@ -245,8 +245,8 @@ class RequestTable:
             self._parked.pop(request_id, None)
             unfinished = [request.sequences[index] for index in self._outputs.unfinished(request_id)]
             route = self.routes.route(unfinished[0], request.cache_salt, request.wanted_rank)
-            if route.params is not None:
-                unfinished = [msgspec.structs.replace(each, kv_transfer_params=route.params) for each in unfinished]
+            if route.hints is not None:
+                unfinished = [msgspec.structs.replace(each, hints=route.hints) for each in unfinished]
             if route.hands_over:
                 self._computing.update((sequence.seq_id, request_id) for sequence in unfinished)
             self._place(request_id, request, route.rank)
@@ -334,15 +334,13 @@ class RequestTable:
     def _take_computed(self, batch: OutputBatch) -> None:
         """Note which sequences have only reached the end of what their rank computes. For them, nothing has ended."""
         ended = [end for end in batch.finished if end.seq_id in self._computing]
-        params = dict(batch.kv_transfer_params) if ended else {}
+        hints = dict(batch.hints) if ended else {}
         for end in ended:
             request_id = self._computing.pop(end.seq_id)
             request = self._underway.get(request_id)
             if request is not None and end.finish_reason == "length" and not self._is_full(request, end.seq_id):
                 batch.finished.remove(end)
-                # for the other rank, and not for the caller
-                batch.kv_transfer_params = [each for each in batch.kv_transfer_params if each[0] != end.seq_id]
-                self._computed.setdefault(request_id, {})[end.seq_id] = params.get(end.seq_id)
+                self._computed.setdefault(request_id, {})[end.seq_id] = hints.get(end.seq_id)
 
     def _is_full(self, request: _Underway, seq_id: int) -> bool:
         """Whether a sequence, which has got one token since it was sent, may have no more."""
@@ -367,19 +365,19 @@ class RequestTable:
             if request is None or request.dp_rank is None:
                 continue
             self.router.finish(request.dp_rank)
-            params = {index: told.get(each.seq_id) for index, each in enumerate(request.sequences)}
+            hints = {index: told.get(each.seq_id) for index, each in enumerate(request.sequences)}
             indexes = self._rebind(request_id)
             if not self.router.has_ranks:
                 self._parked[request_id] = None
                 continue
             first = indexes[0]
-            route = self.routes.route_on(request.sequences[first], request.cache_salt, params[first])
+            route = self.routes.route_on(request.sequences[first], request.cache_salt, hints[first])
             self._place(request_id, request, route.rank)
             submissions[route.rank] += [
                 self._sent.without_known(
                     route.rank,
                     msgspec.structs.replace(
-                        request.sequences[index], kv_transfer_params=params[index] if index != first else route.params
+                        request.sequences[index], hints=hints[index] if index != first else route.hints
                     ),
                 )
                 for index in indexes

@@ -13,8 +13,8 @@ class Route(NamedTuple):
     """Where a request goes."""
 
     rank: int
-    params: dict[str, Any] | None = None
-    """The request's `kv_transfer_params`."""
+    hints: dict[str, Any] | None = None
+    """The request's `hints`."""
     hands_over: bool = False
     """Whether the rank computes only the prompt and a token, and another one goes on."""
 
@@ -23,7 +23,7 @@ class Routes:
     """One client's routes. These are the router's: ranks say nothing of their blocks. Not thread-safe.
 
     `RequestTable` makes the calls, with the client's lock held. Where ranks read each other's blocks, a subclass
-    answers (`raycore.parts.transfers.client`).
+    answers (`raycore.parts.transfers.client.routes`).
     """
 
     def __init__(self, router: Router) -> None:
@@ -45,9 +45,9 @@ class Routes:
         """
         return Route(self._router.place(request.prompt_token_ids, cache_salt=cache_salt, rank=wanted_rank).rank)
 
-    def route_on(self, request: EngineRequest, cache_salt: str | None, params: dict[str, Any] | None) -> Route:
+    def route_on(self, request: EngineRequest, cache_salt: str | None, hints: dict[str, Any] | None) -> Route:
         """Choose the rank that continues a request, once a rank of a route that `hands_over` has computed its prompt.
 
-        `params`: what the other rank said of its blocks.
+        `hints`: what the other rank said of its blocks.
         """
         return self.route(request, cache_salt, None)

@@ -108,8 +108,8 @@ class Request:
     request_id: str = ""
     lora_name: str | None = None
     """The name of the adapter that the request uses."""
-    kv_transfer_params: dict[str, Any] | None = None
-    """What the KV connector gets to know."""
+    hints: dict[str, Any] | None = None
+    """As in `EngineRequest`."""
     may_load: bool = True
     """Whether the KV connector may bring blocks. After a failure, it may not."""
     num_computed_tokens: int = 0
@@ -117,6 +117,11 @@ class Request:
     connector."""
     num_prompt_logprobs: int = 0
     """The prompt logprobs of positions below this have been sent."""
+
+    @property
+    def kv_transfer_params(self) -> dict[str, Any] | None:
+        """What the caller tells the KV connector."""
+        return (self.params.extra_args or {}).get("kv_transfer_params")
 
     @property
     def reads_prefix_cache(self) -> bool:
@@ -272,7 +277,7 @@ class RequestLimits:
         max_tokens = self._max_tokens(len(prompt), params.max_tokens)
         if message.pooling is not None:
             max_tokens = len(prompt) + 1  # the result's token, which is never computed, doesn't count
-        elif message.kv_transfer_params is not None and message.kv_transfer_params.get("do_remote_decode"):
+        elif message.hints is not None and message.hints.get("do_remote_decode"):
             max_tokens = min(max_tokens, len(prompt) + len(output) + 1)
         if len(prompt) + len(output) >= max_tokens:
             raise InvalidRequest(
@@ -299,7 +304,7 @@ class RequestLimits:
             own_digest=root_digest(message.cache_salt),
             request_id=message.request_id,
             lora_name=None if message.lora is None else message.lora.lora_name,
-            kv_transfer_params=message.kv_transfer_params,
+            hints=message.hints,
             pooling=message.pooling,
             features=message.features,
             feature_data=cast("list[FeatureData]", message.feature_data),

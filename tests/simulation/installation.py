@@ -29,7 +29,7 @@ _IMPORTED_LATER = (
     "multiprocessing.synchronize",
     "encodings.utf_32_le",
     "raycore.client.prompt_embeds",
-    "raycore.parts.transfers.client",
+    "raycore.parts.transfers.client.routes",
     "raycore.parts.transfers.engine",
     "raycore.executor.ray_executor",
     "raycore.parts.transfers.connectors.offload.scheduler",

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from asks import checked
+from configs import make_config
 from metric_views import make_view
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -39,6 +40,7 @@ from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, Logprob, PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
 from raycore.parts.pooling.models.pooling import PoolingSpec
+from raycore.parts.transfers.client.params import params_check
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.request import RequestLimits
@@ -135,6 +137,7 @@ class FakeEngine(AsyncCalls):
         self._seq_ids = itertools.count()
         self._vocab_size = VOCAB_SIZE if tokenizer is None else tokenizer.vocab_size
         self._limits = RequestLimits(self._vocab_size, max_model_len, block_size=16, num_blocks=1000)
+        self.check_params: Callable[[SamplingParams], None] = params_check(make_config())
 
     @property
     def config(self) -> EngineConfig:
@@ -204,6 +207,7 @@ class FakeEngine(AsyncCalls):
             self._limits.check(prompt.token_ids, PLACEHOLDER, resolved(params, None, self.pooling_spec))
         else:
             self._limits.check(prompt.token_ids, params, features=prompt.features)
+            self.check_params(params)
 
     def watch(self, watcher: Watcher) -> None:
         self._watchers.add(watcher)

@@ -602,7 +602,8 @@ class FakeEngineCore:
             assert seq_id in self.started
             self.tokens[seq_id].append(token)
         for seq_id, report in outputs.reports:
-            self.experts[seq_id].take(0, report)
+            if report.part == RETURNED.name:
+                self.experts[seq_id].take(0, report)
         for seq_id, entry in outputs.logprobs:
             self.logprobs.setdefault(seq_id, []).extend(entry.token_ids)
         for seq_id in {seq_id for seq_id, _ in outputs.logprobs}:

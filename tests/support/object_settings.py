@@ -33,7 +33,7 @@ from raycore.parts.constraints.config.structured_outputs import parse_structured
 from raycore.parts.drafts.config.speculative import parse_speculative_config
 from raycore.parts.drafts.scheduler.ngram import NgramGuesses
 from raycore.parts.drafts.scheduler.suffix import SuffixGuesses
-from raycore.parts.transfers.client import PrefixTransfers
+from raycore.parts.transfers.client.routes import PrefixTransfers
 from raycore.parts.transfers.config.ec_transfer import ECTransferConfig, parse_ec_transfer_config
 from raycore.parts.transfers.config.kv_transfer import parse_kv_events_config, parse_kv_transfer_config
 from raycore.parts.transfers.connectors.connector import ConnectorSetup, connector_class
@@ -294,7 +294,7 @@ def reads(settings: Settings) -> Any:
     params = TransferParams(do_remote_prefill=True, remote_workers=[ADDRESS], remote_num_tokens=32)
     digests = [bytes([number]) * 16 for number in range(10)]
     request: Any = SimpleNamespace(
-        seq_id=7, tokens=np.zeros(41), digests=digests, is_aborted=False, kv_transfer_params=as_params(params)
+        seq_id=7, tokens=np.zeros(41), digests=digests, is_aborted=False, hints=as_params(params)
     )
     num_tokens, _ = side.get_num_new_matched_tokens(request, 0)
     side.update_state_after_alloc(request, range(8), num_tokens or 0)
@@ -309,7 +309,7 @@ def told(settings: Settings) -> str:
     """What the rank that goes on is told of the engine that has computed a prompt."""
     side = DisaggregationScheduler(setup_of(settings), DisaggregationSettings())
     params = as_params(TransferParams(do_remote_decode=True))
-    request: Any = SimpleNamespace(seq_id=7, is_aborted=False, num_computed_tokens=34, kv_transfer_params=params)
+    request: Any = SimpleNamespace(seq_id=7, is_aborted=False, num_computed_tokens=34, hints=params)
     return (side.request_finished(request, range(9))[1] or {}).get("remote_engine_id", "")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from raycore.outputs import RequestOutput, SampleLogprobs
 from raycore.parts.routed_experts.server import experts_field
+from raycore.parts.transfers.server import told
 from raycore.server.chat.message import MessageRun, TotalsCounter
 from raycore.server.chat.parts import CallBegin, MessageDelta, Part, ReasoningText
 from raycore.server.chat.prompt import as_dicts
@@ -56,7 +57,7 @@ class Chat:
             envelope["prompt_text"] = self.message.prompt_text
         if self.request.prompt_logprobs is not None:
             envelope["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
-        return envelope
+        return envelope | told(output)
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Run the request, and yield the events of the streamed response.
@@ -109,6 +110,7 @@ class Chat:
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
             **experts_field(delta.completion.routed_experts),
+            **told(delta.completion),
         }
         if self.request.return_token_ids:
             choice["token_ids"] = delta.token_ids
@@ -138,7 +140,7 @@ class Chat:
             choices[-1]["finish_reason"] = delta.finish_reason
             if delta.stop_reason is not None:
                 choices[-1]["stop_reason"] = delta.stop_reason
-            choices[-1] |= experts_field(delta.completion.routed_experts)
+            choices[-1] |= experts_field(delta.completion.routed_experts) | told(delta.completion)
         return choices
 
     def _deltas(self, parts: Sequence[Part]) -> list[dict[str, Any]]:

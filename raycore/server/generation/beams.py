@@ -13,8 +13,10 @@ from raycore.server.protocol import SamplingRequest
 _UNUSABLE = (
     *("stop", "stop_token_ids", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "prompt_logprobs"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "structured_outputs", "response_format"),
+    "kv_transfer_params",
 )
-"""Fields that would change which sequences are the best. Those of sampling alone have no effect."""
+"""Fields that would change which sequences are the best, and what a KV connector is told of single ones. Those of
+sampling alone have no effect."""
 _NEUTRAL: dict[str, Any] = {"repetition_penalty": 1.0}
 
 

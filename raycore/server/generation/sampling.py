@@ -9,6 +9,7 @@ from typing import Any
 from raycore.errors import InvalidRequest
 from raycore.parts.constraints.server import structured_outputs
 from raycore.parts.images.server import has_images
+from raycore.parts.transfers.server import with_params
 from raycore.sampling_params import MAX_SEED, RepetitionDetectionParams, SamplingParams, json_like
 from raycore.server.copied_parameters import COPIED
 from raycore.server.generation.beams import shell_params
@@ -71,7 +72,6 @@ ONLY: dict[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "early_stopping": (False,),
     "logits_processors": ([],),
-    "kv_transfer_params": ({},),
     "ec_transfer_params": ({},),
     "watermarking": (False,),
     "stream_interval": (1,),
@@ -158,7 +158,8 @@ def _params(
     values: dict[str, Any] = {"max_tokens": None} | defaults | given | chosen
     try:
         values |= {name: convert(given[name]) for name, convert in _CONVERSIONS.items() if name in given}
-        values["extra_args"] = json_like("vllm_xargs", request.vllm_xargs) if request.vllm_xargs else None
+        extra_args = json_like("vllm_xargs", request.vllm_xargs) if request.vllm_xargs else None
+        values["extra_args"] = with_params(extra_args, request.kv_transfer_params)
         return SamplingParams(**values)
     except InvalidRequest as error:
         raise as_api_error(error) from error

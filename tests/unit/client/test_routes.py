@@ -12,7 +12,7 @@ from raycore.client.request_table import RequestTable
 from raycore.client.routes import Routes
 from raycore.client.routing import Router
 from raycore.messages import CacheChanges, EngineRequest
-from raycore.parts.transfers.client import PrefixTransfers
+from raycore.parts.transfers.client.routes import PrefixTransfers
 from raycore.parts.transfers.connectors.peers.settings import DisaggregationSettings
 from raycore.sampling_params import SamplingParams
 from raycore.text.tokenizer import Tokenizer
@@ -79,4 +79,4 @@ def test_ranks_are_told_only_what_a_route_says(make: Make, tokenizer: Tokenizer)
         table.add_rank(rank, [f"worker of {rank}"])
     table.add(checked("a", PROMPT), print)
     ((_, (sent,)),) = table.dispatch(["a"]).items()
-    assert (sent.kv_transfer_params is None) == (make is not KINDS["divided"])
+    assert (sent.hints is None) == (make is not KINDS["divided"])

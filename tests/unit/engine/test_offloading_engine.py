@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from families import make_checkpoint
 from layer_connector import LayerConnector
+from msgspec.msgpack import decode
+from msgspec.structs import replace
 from native_kernels import needs_kernels
 from waiting import eventually
 
@@ -43,10 +45,12 @@ def make_core(path: Path, extra: dict[str, Any] | None = None, **options: Any) -
     return EngineCore(config, InlineExecutor(config, RankIdentity(0, 1)))
 
 
-def run(core: EngineCore, prompt: list[int] = PROMPT, **fields: Any) -> tuple[list[int], int, list[Any]]:
+def run(
+    core: EngineCore, prompt: list[int] = PROMPT, params: SamplingParams = PARAMS
+) -> tuple[list[int], int, list[Any]]:
     """The tokens, how many of the prompt's tokens weren't computed, and what the connector tells the client."""
     seq_id = next(SEQ_IDS)
-    core.submit(EngineRequest(seq_id, str(seq_id), prompt, PARAMS, seed=5, **fields))
+    core.submit(EngineRequest(seq_id, str(seq_id), prompt, params, seed=5))
     tokens: list[int] = []
     num_cached, told = -1, []
     while core.has_work():
@@ -55,7 +59,7 @@ def run(core: EngineCore, prompt: list[int] = PROMPT, **fields: Any) -> tuple[li
         if outputs is not None:
             tokens += outputs.token_ids.tolist()
             num_cached = dict(outputs.started).get(seq_id, num_cached)
-            told += outputs.kv_transfer_params
+            told += [decode(report.data) for _, report in outputs.reports]
     return tokens, num_cached, told
 
 
@@ -198,9 +202,9 @@ def test_a_users_own_connector_saves_and_loads_layer_by_layer(checkpoint: Path, 
     assert LayerConnector.told_at_start == [{0: b"hello"}]
     run(core)
     core.scheduler.reset_prefix_cache()
-    tokens, num_cached, told = run(core, kv_transfer_params={"a": 1})
+    tokens, num_cached, told = run(core, params=replace(PARAMS, extra_args={"kv_transfer_params": {"a": 1}}))
     assert (tokens, num_cached) == (expected, NUM_CACHED)
-    ((_, params),) = told
+    (params,) = told
     assert params["params"] == {"a": 1}
     core.shutdown()
 

@@ -101,7 +101,12 @@ class TransferRequest(Protocol):
 
     @property
     def kv_transfer_params(self) -> dict[str, Any] | None:
-        """What the client tells the connector."""
+        """What the caller tells the connector: `extra_args["kv_transfer_params"]` of its `SamplingParams`."""
+        ...
+
+    @property
+    def hints(self) -> dict[str, Any] | None:
+        """What the router of raycore's own client tells `PeersConnector` of blocks on other ranks."""
         ...
 
 
@@ -158,8 +163,8 @@ class SchedulerConnector(ABC):
         Args:
             block_ids: its blocks. There are none if it doesn't run.
 
-        Returns: whether the blocks must stay until all workers have reported the request as sent, and what the client
-            gets as `RequestOutput.kv_transfer_params`.
+        Returns: whether the blocks must stay until all workers have reported the request as sent, and what the caller
+            gets as `kv_transfer_params` of the sequence's output: a dict that msgpack can encode.
         """
         return False, None
 
@@ -332,6 +337,16 @@ class KVConnector:
 
         Raises:
             InvalidConfig: the connector can't be used like this. The message names the setting.
+        """
+
+    @classmethod
+    def check_params(cls, params: dict[str, Any], config: EngineConfig) -> None:
+        """Check what a caller gives the connector as `kv_transfer_params`, before the request is sent.
+
+        Called in the process that has the engine's client.
+
+        Raises:
+            ValueError: the request can't run with them. The message says why.
         """
 
     @classmethod

@@ -27,10 +27,12 @@ from raycore.messages import (
     KVFetches,
     StepPlan,
     StepResult,
+    TokenReport,
     TransferResult,
 )
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
 from raycore.parts.transfers.connectors.connector import UNSPECIFIED, SchedulerConnector
+from raycore.parts.transfers.values import PARAMS
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.part import SchedulerPart, SchedulerView, Start, Verdict
 from raycore.scheduler.prefixes import runs_of
@@ -115,7 +117,10 @@ class Transfers(SchedulerPart):
         """By seq_id: blocks that may be read, and have a reference for that."""
         self._stored_by_step: list[tuple[Request, Sequence[bytes], Sequence[int], int]] = []
         """Arguments of `blocks_stored` for blocks that the step which is being planned completes."""
-        self._params: list[tuple[int, dict[str, Any]]] = []
+        self._reports: list[tuple[int, TokenReport]] = []
+        """What the connector tells callers of sequences that have ended."""
+        self._hints: list[tuple[int, dict[str, Any]]] = []
+        """What it tells the ranks that go on with them."""
         self.hits = NO_EXTERNAL_HITS
         """What the connector has brought."""
 
@@ -266,8 +271,13 @@ class Transfers(SchedulerPart):
         if not blocks:
             request.num_computed_tokens = 0  # also of one that was preempted before
         is_kept, params = self.connector.request_finished(request, blocks)
-        if params is not None:
-            self._params.append((request.seq_id, params))
+        if params is None:
+            return is_kept
+        if request.hints is not None and request.hints.get("do_remote_decode"):
+            self._hints.append((request.seq_id, params))
+        else:
+            report = TokenReport(PARAMS, len(request.tokens), 0, msgspec.msgpack.encode(params))
+            self._reports.append((request.seq_id, report))
         return is_kept
 
     def take_back(self) -> bool:
@@ -373,7 +383,9 @@ class Transfers(SchedulerPart):
 
     def result_applied(self, step: InFlight, result: StepResult, outputs: StepOutputs) -> None:
         """Add what clients get of requests that have ended."""
-        outputs.kv_transfer_params, self._params = self._params, []
+        outputs.hints, self._hints = self._hints, []
+        outputs.reports += self._reports
+        self._reports.clear()
 
     def _lose_blocks(self, blocks: set[int]) -> None:
         """Compute again what follows blocks that are wrong after all. Anything in the prefix cache may follow them."""

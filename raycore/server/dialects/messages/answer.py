@@ -11,6 +11,7 @@ import msgspec
 
 from raycore.errors import InvalidInput
 from raycore.outputs import RequestOutput
+from raycore.parts.transfers.server import told
 from raycore.server.chat.message import MessageRun, TotalsCounter
 from raycore.server.chat.parts import MessageDelta
 from raycore.server.chat.prompt import prompt_ids, shown_tools, template_kwargs
@@ -56,7 +57,8 @@ class MessageAnswer:
         writer.write(delta.parts)
         stop = self._stop(delta, writer)
         writer.finish(is_cut_off=stop["stop_reason"] != "tool_use")
-        return self._message(writer.blocks, _usage(self.run.counter(), delta.output), **stop)
+        used = _usage(self.run.counter(), delta.output)
+        return self._message(writer.blocks, used, **stop) | told(delta.output)
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """Run the request, and yield the events of the streamed message."""
@@ -77,7 +79,8 @@ class MessageAnswer:
                         stop = self._stop(delta, writer)
                         for event in writer.finish(is_cut_off=stop["stop_reason"] != "tool_use"):
                             yield event
-                        yield {"type": "message_delta", "delta": stop, "usage": _usage(counter, output)}
+                        used = _usage(counter, output)
+                        yield {"type": "message_delta", "delta": stop, "usage": used, **told(output)}
         yield {"type": "message_stop"}
 
     def _message(

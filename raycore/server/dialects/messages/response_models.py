@@ -47,6 +47,7 @@ class MessageBody(BaseModel):
     stop_reason: Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
     stop_sequence: str | None
     usage: MessageUsage
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class TokenCount(BaseModel):

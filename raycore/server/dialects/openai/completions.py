@@ -12,6 +12,7 @@ from raycore.errors import InvalidRequest
 from raycore.json_fields import shortened
 from raycore.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from raycore.parts.routed_experts.server import experts_field
+from raycore.parts.transfers.server import told
 from raycore.sampling_params import SamplingParams
 from raycore.server.contract.engine import ServingEngine
 from raycore.server.contract.service import Context
@@ -87,7 +88,7 @@ class Completion:
                 if self.request.prompt_logprobs is not None:
                     choice["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs or [])
                 choices.append(choice)
-        return self.envelope.around("text_completion", choices, usage(self._counted(outputs)))
+        return self.envelope.around("text_completion", choices, usage(self._counted(outputs))) | told(outputs[0])
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Run the request, and yield the events of the streamed response."""
@@ -129,6 +130,7 @@ class Completion:
             "finish_reason": new.finish_reason,
             "stop_reason": new.stop_reason,
             **experts_field(new.routed_experts),
+            **told(completion),
         }
         if request.return_token_ids:
             shows_prompt = is_first and not self.jobs[number].prompt.has_unknown_tokens

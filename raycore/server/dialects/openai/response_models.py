@@ -27,6 +27,7 @@ class CompletionChoice(BaseModel):
     token_ids: list[int] | None = None
     routed_experts: str | None = None
     """With `enable_return_routed_experts`, at the end: a file of `numpy.save` in base64."""
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class CompletionAnswer(BaseModel):
@@ -36,6 +37,7 @@ class CompletionAnswer(BaseModel):
     model: str
     choices: list[CompletionChoice]
     usage: Usage
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class TokenLogprob(BaseModel):
@@ -81,6 +83,7 @@ class ChatChoice(BaseModel):
     token_ids: list[int] | None = None
     routed_experts: str | None = None
     """With `enable_return_routed_experts`, at the end: a file of `numpy.save` in base64."""
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class ChatAnswer(BaseModel):
@@ -93,3 +96,4 @@ class ChatAnswer(BaseModel):
     prompt_logprobs: list[dict[str, Any] | None] | None = None
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
+    kv_transfer_params: dict[str, Any] | None = None

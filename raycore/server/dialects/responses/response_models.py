@@ -104,6 +104,7 @@ class ResponseAnswer(BaseModel):
     user: str | None
     presence_penalty: float
     frequency_penalty: float
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class DeletedResponse(BaseModel):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raycore.errors import RaycoreError
+from raycore.parts.transfers.server import told
 from raycore.server.chat.message import MessageRun
 from raycore.server.chat.parts import MessageDelta, Totals
 from raycore.server.contract.models import RequestModel
@@ -171,7 +172,7 @@ class ResponseRun:
         if reason == "abort":
             status, error = "failed", {"code": "server_error", "message": "the request was aborted"}
         events = output.finish("completed" if status == "completed" else "incomplete")
-        return events, self.head.response(status, output.done, self._totals(last), error)
+        return events, self.head.response(status, output.done, self._totals(last), error) | told(last.output)
 
     def _totals(self, last: MessageDelta | None) -> Totals | None:
         return None if last is None else self.message.counter().totals(last.output)

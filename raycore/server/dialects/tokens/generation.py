@@ -10,8 +10,9 @@ from typing import Any
 
 from raycore.client.inputs import ParsedPrompt
 from raycore.errors import InvalidRequest
-from raycore.outputs import Logprob, PositionLogprobs, RequestOutput
+from raycore.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from raycore.parts.routed_experts.server import experts_field
+from raycore.parts.transfers.server import told
 from raycore.server.contract.engine import ServingEngine
 from raycore.server.contract.service import Context
 from raycore.server.dialects.tokens.parameters import sampling_params
@@ -24,7 +25,6 @@ from raycore.text.media_parts import MediaPart
 
 _ABSENT = {
     "features": "processed images aren't accepted: send content_parts",
-    "kv_transfer_params": "requests can't configure the KV connector",
     "ec_transfer_params": "embeddings of images can't be transferred",
 }
 """Fields that are refused if they have a value, each with the reason."""
@@ -66,7 +66,7 @@ class Generation:
     async def answer(self) -> dict[str, Any]:
         """Run the request, and return the body of the complete response."""
         (output,) = await run(self.engine, [self.job])
-        body = self._body([self._choice(each.index, Progress().advance(each)) for each in output.outputs])
+        body = self._body([self._choice(each, Progress().advance(each)) for each in output.outputs])
         asked = self.job.params.prompt_logprobs is not None
         return body | {
             "model": self.model,
@@ -74,7 +74,7 @@ class Generation:
             "usage": usage([output]),
             "prompt_logprobs": prompt_logprobs(output.prompt_logprobs or []) if asked else None,
             "prompt_token_ids": output.prompt_token_ids if self.request.return_token_ids else None,
-            "kv_transfer_params": None,
+            "kv_transfer_params": output.kv_transfer_params,
         }
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
@@ -91,7 +91,7 @@ class Generation:
                     new = progress[each.index].advance(each)
                     if not (new.token_ids or new.finish_reason or (new.text and self._has_text)):
                         continue
-                    event = self._body([self._choice(each.index, new)])
+                    event = self._body([self._choice(each, new)])
                     event["usage"] = usage([output]) if has_usage_in_each else None
                     if self.request.return_token_ids and not is_begun:
                         event["prompt_token_ids"] = output.prompt_token_ids
@@ -107,15 +107,16 @@ class Generation:
     def _body(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {"request_id": self.job.request_id, "output_mode": self.request.output_mode, "choices": choices}
 
-    def _choice(self, index: int, new: New) -> dict[str, Any]:
+    def _choice(self, completion: CompletionOutput, new: New) -> dict[str, Any]:
         choice: dict[str, Any] = {
-            "index": index,
+            "index": completion.index,
             "token_ids": new.token_ids,
             "logprobs": None if new.logprobs is None else self._logprobs(new.token_ids, new.logprobs),
             "finish_reason": new.finish_reason,
             "stop_reason": new.stop_reason,
             "weight_versions": None if new.weight_versions is None else [asdict(span) for span in new.weight_versions],
             **experts_field(new.routed_experts),
+            **told(completion),
         }
         return choice | {"text": new.text} if self._has_text else choice
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from raycore.errors import InvalidRequest
 from raycore.json_fields import shortened
+from raycore.parts.transfers.server import with_params
 from raycore.reasoning_tags import ReasoningTags
 from raycore.sampling_params import SamplingParams
 from raycore.server.dialects.tokens.protocol import GenerateRequest
@@ -65,6 +66,7 @@ def sampling_params(request: GenerateRequest, options: ServerOptions) -> Samplin
     if given.get("reasoning_tags") is not None:
         chosen["reasoning_tags"] = _reasoning_tags(given["reasoning_tags"])
     try:
+        chosen["extra_args"] = with_params(chosen.get("extra_args"), request.kv_transfer_params)
         return msgspec.structs.replace(params, **chosen)
     except InvalidRequest as error:
         raise as_api_error(error) from error

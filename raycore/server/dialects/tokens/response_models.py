@@ -25,6 +25,7 @@ class GeneratedChoice(BaseModel):
     weight_versions: list[WeightVersion] | None
     routed_experts: str | None = None
     """With `enable_return_routed_experts`, at the end: a file of `numpy.save` in base64."""
+    kv_transfer_params: dict[str, Any] | None = None
 
 
 class GeneratedTokens(BaseModel):
@@ -36,7 +37,7 @@ class GeneratedTokens(BaseModel):
     usage: Usage
     prompt_logprobs: list[dict[str, Any] | None] | None
     prompt_token_ids: list[int] | None
-    kv_transfer_params: None
+    kv_transfer_params: dict[str, Any] | None
 
 
 class RenderedRequest(BaseModel):

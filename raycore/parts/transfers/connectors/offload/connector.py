@@ -6,6 +6,8 @@ before the step that needs them. Those in files are read on a thread while the r
 
 from __future__ import annotations
 
+from typing import Any
+
 from raycore.config import EngineConfig
 from raycore.errors import InvalidConfig
 from raycore.parts.transfers.connectors.connector import (
@@ -33,6 +35,10 @@ class OffloadConnector(KVConnector):
             raise InvalidConfig(
                 "OffloadConnector keeps blocks of the prefix cache, and enable_prefix_caching=False: omit one of them"
             )
+
+    @classmethod
+    def check_params(cls, params: dict[str, Any], config: EngineConfig) -> None:
+        raise ValueError("OffloadConnector knows blocks by their tokens, and reads no parameters: omit them")
 
     @classmethod
     def scheduler_side(cls, setup: ConnectorSetup) -> SchedulerConnector:

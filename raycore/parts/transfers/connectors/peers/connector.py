@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from raycore.config import EngineConfig
 from raycore.errors import InvalidConfig
 from raycore.parts.transfers.connectors.connector import (
@@ -28,6 +30,11 @@ class PeersConnector(KVConnector):
             raise InvalidConfig(
                 f"kv_transfer_config's {cls.__name__} needs enable_prefix_caching: ranks know blocks by their prefixes"
             )
+
+    @classmethod
+    def check_params(cls, params: dict[str, Any], config: EngineConfig) -> None:
+        # addresses are the router's to tell: a caller's could make a worker connect to anything
+        raise ValueError(f"{cls.__name__} is told by raycore itself where blocks are, and by no caller: omit them")
 
     @classmethod
     def scheduler_side(cls, setup: ConnectorSetup) -> SchedulerConnector:

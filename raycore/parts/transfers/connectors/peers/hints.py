@@ -1,4 +1,4 @@
-"""What `kv_transfer_params` of a request say of blocks on other ranks. vLLM's names, where it has them."""
+"""What the `hints` of a request say of blocks on other ranks. vLLM's names, where it has them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from raycore.parts.transfers.connectors.peers.wire import PeerAddress
 
 
 class TransferParams(msgspec.Struct, omit_defaults=True):
-    """The keys of `kv_transfer_params`."""
+    """The keys of `hints`."""
 
     do_remote_decode: bool = False
     """Compute the prompt and one token. The blocks stay until another rank has read them, or a lease ends."""
@@ -40,7 +40,7 @@ def read_params(params: dict[str, Any] | None) -> TransferParams | None:
     try:
         return msgspec.convert({name: value for name, value in params.items() if value is not None}, TransferParams)
     except msgspec.ValidationError as error:
-        raise ValueError(f"kv_transfer_params: {error}") from error
+        raise ValueError(f"hints: {error}") from error
 
 
 def as_params(params: TransferParams) -> dict[str, Any]:

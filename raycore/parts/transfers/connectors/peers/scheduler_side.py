@@ -97,7 +97,7 @@ class PeersScheduler(SchedulerConnector):
     def _params(self, request: TransferRequest) -> TransferParams | None:
         """What a request says. None: nothing, or nonsense."""
         with suppress(ValueError):
-            params = read_params(request.kv_transfer_params)
+            params = read_params(request.hints)
             if params is not None:
                 for address in params.remote_workers:
                     parse_address(address)

@@ -46,7 +46,7 @@ def make(settings: PeersSettings = SETTINGS, num_workers: int = 1) -> PeersSched
 
 def request(params: TransferParams | None, num_tokens: int = 41, **fields: object) -> Any:
     given = {"seq_id": 7, "tokens": np.zeros(num_tokens, np.int32), "digests": DIGESTS, "is_aborted": False}
-    return SimpleNamespace(**given | fields, kv_transfer_params=None if params is None else as_params(params))
+    return SimpleNamespace(**given | fields, hints=None if params is None else as_params(params))
 
 
 def remote(num_tokens: int = 32, **fields: Any) -> TransferParams:

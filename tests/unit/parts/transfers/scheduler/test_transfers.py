@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 from fake_connector import Chances, FakeConnector
 from fake_engine_core import FakeEngineCore
+from msgspec.msgpack import encode
 from scheduler_parts import part_of
 
 from raycore.kvcache.prefix_cache import extend_digests
 from raycore.lora.request import LoRARequest
-from raycore.messages import EngineRequest, ExternalHits, KVFetches
+from raycore.messages import EngineRequest, ExternalHits, KVFetches, TokenReport
 from raycore.parts.transfers.connectors.events import AllBlocksCleared, BlockRemoved, BlockStored
 from raycore.parts.transfers.scheduler.transfers import Transfers
+from raycore.parts.transfers.values import PARAMS
 from raycore.sampling_params import SamplingParams
 
 PROMPT = list(range(1, 15))
@@ -171,7 +173,8 @@ def test_clients_get_what_the_connector_says_at_the_end() -> None:
     engine.scheduler.update = lambda plan, result: told.append(update(plan, result)) or told[-1]
     seq_id = engine.submit([1], max_tokens=1)
     engine.run()
-    assert [each.kv_transfer_params for each in told] == [[(seq_id, {"ended": seq_id})]]
+    assert [each.reports for each in told] == [[(seq_id, TokenReport(PARAMS, 2, 0, encode({"ended": seq_id})))]]
+    assert [each.hints for each in told] == [[]]
 
 
 def test_events_say_what_the_prefix_cache_gets_and_loses() -> None:

@@ -9,7 +9,7 @@ from configs import make_config
 
 from raycore.client.request_table import RequestTable
 from raycore.messages import NO_LOAD, CacheChanges, FinishedRequest, OutputBatch
-from raycore.parts.transfers.client import PrefixTransfers
+from raycore.parts.transfers.client.routes import PrefixTransfers
 from raycore.parts.transfers.connectors.peers.settings import DisaggregationSettings
 from raycore.sampling_params import SamplingParams
 
@@ -40,7 +40,7 @@ def ended(seq_id: int, reason: str = "length", params=None) -> OutputBatch:
     batch = OutputBatch(finished=[FinishedRequest(seq_id, reason)])
     batch.seq_ids, batch.token_ids = np.array([seq_id], np.int64).tobytes(), np.array([7], np.int32).tobytes()
     batch.steps = [(1, 0.0, 0.0)]
-    batch.kv_transfer_params = [] if params is None else [(seq_id, params)]
+    batch.hints = [] if params is None else [(seq_id, params)]
     return batch
 
 
@@ -51,7 +51,7 @@ def test_a_prompt_is_computed_on_one_rank_and_goes_on_on_another(tokenizer):
     table = make_table(tokenizer, ROLES, 2)
     rank, request = only(add(table))
     assert rank == 0
-    assert request.kv_transfer_params == {"do_remote_decode": True}
+    assert request.hints == {"do_remote_decode": True}
     told = {"do_remote_prefill": True, "remote_workers": ["x"]}
     by_sink, _ = table.take(0, NO_LOAD, ended(request.seq_id, params=told))
     ((update,),) = by_sink.values()
@@ -59,7 +59,7 @@ def test_a_prompt_is_computed_on_one_rank_and_goes_on_on_another(tokenizer):
     assert not update.output.finished
     assert table.has_computed
     rank, later = only(table.continue_computed())
-    assert (rank, later.output_token_ids, later.kv_transfer_params) == (1, [7], told)
+    assert (rank, later.output_token_ids, later.hints) == (1, [7], told)
     assert later.seq_id != request.seq_id
     assert table.router.num_own(0) == 0
     assert not table.has_computed
@@ -110,7 +110,7 @@ def test_several_sequences_go_on_together(tokenizer):
     ((rank, later),) = table.continue_computed().items()
     assert rank > 0
     assert [each.output_token_ids for each in later] == [[7], [7]]
-    assert later[1].kv_transfer_params == {"lease": 1}
+    assert later[1].hints == {"lease": 1}
 
 
 def test_ranks_of_one_kind_do_all_when_the_others_are_gone(tokenizer):
@@ -118,12 +118,12 @@ def test_ranks_of_one_kind_do_all_when_the_others_are_gone(tokenizer):
     _, request = only(add(table))
     table.close_ranks([0])
     rank, again = only(table.lose_ranks([0], 1))
-    assert (rank, again.kv_transfer_params) == (1, None)
+    assert (rank, again.hints) == (1, None)
     table.take(0, NO_LOAD, ended(request.seq_id))  # late
     assert not table.has_computed
     table = make_table(tokenizer, ROLES, 2)
     table.close_ranks([1])
-    assert only(add(table))[1].kv_transfer_params is None
+    assert only(add(table))[1].hints is None
 
 
 def test_a_lost_decode_rank_has_its_requests_computed_again(tokenizer):
@@ -133,7 +133,7 @@ def test_a_lost_decode_rank_has_its_requests_computed_again(tokenizer):
     rank, _ = only(table.continue_computed())
     table.close_ranks([rank])
     again, third = only(table.lose_ranks([rank], 1))
-    assert (again, third.output_token_ids, third.kv_transfer_params) == (0, [7], {"do_remote_decode": True})
+    assert (again, third.output_token_ids, third.hints) == (0, [7], {"do_remote_decode": True})
 
 
 def test_aborted_requests_do_not_go_on(tokenizer):
@@ -155,13 +155,13 @@ def test_ranks_are_told_who_holds_more_of_a_prompt(tokenizer):
     keys = table.routes.held.keys(PROMPT)
     table.routes.held.take(1, CacheChanges(b"".join(keys[:8])))
     table.close_ranks([1])
-    assert only(add(table))[1].kv_transfer_params is None
+    assert only(add(table))[1].hints is None
     table.add_rank(1, ["worker of 1"])
     table.routes.held.take(1, CacheChanges(b"".join(keys[:8])))
     for index in range(12):  # until rank 1 has too much to do
         rank, request = only(add(table, f"more {index}"))
         if rank == 0:
-            assert request.kv_transfer_params == {
+            assert request.hints == {
                 "do_remote_prefill": True,
                 "remote_workers": ["worker of 1"],
                 "remote_num_tokens": 32,

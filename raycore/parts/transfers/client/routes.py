@@ -55,11 +55,11 @@ class PrefixTransfers(Routes):
             return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, among=decodes))
         return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, rank=wanted_rank))
 
-    def route_on(self, request: EngineRequest, cache_salt: str | None, params: dict[str, Any] | None) -> Route:
+    def route_on(self, request: EngineRequest, cache_salt: str | None, hints: dict[str, Any] | None) -> Route:
         tokens = request.prompt_token_ids + request.output_token_ids
         among = self._decodes if self._router.has_among(self._decodes) else slice(None)
         placed = self._router.place(tokens, cache_salt=cache_salt, among=among)
-        return self._with_hint(placed) if params is None else Route(placed.rank, params)
+        return self._with_hint(placed) if hints is None else Route(placed.rank, hints)
 
     def _num_missing(self, tokens: Sequence[int], cache_salt: str | None, ranks: slice) -> int:
         """How many tokens of a prompt none of these ranks holds."""
