@@ -72,3 +72,11 @@ class ExecutorConfig(msgspec.Struct, frozen=True):
             flags=("--worker-shutdown-timeout-s",),
         ),
     ] = 5.0
+    gc_debug: Annotated[
+        Annotated[int, Meta(ge=0, le=1000)] | None,
+        option(
+            "Log each garbage collection of Python in the processes of ranks and workers: its generation, its "
+            "milliseconds, how many objects it collected, and as many of the most common types among the objects that "
+            "it looked at as this number. Naming types makes collections several times slower; 0: none. None: no log.",
+        ),
+    ] = None

@@ -42,7 +42,7 @@ from raycore.kernels import are_compiled
 from raycore.messages import EngineInfo
 from raycore.node import lifeline
 from raycore.node.cpu_features import cpu_features
-from raycore.node.garbage import freeze_heap
+from raycore.node.garbage import freeze_heap, log_collections
 from raycore.node.logs import log_as
 from raycore.parts.experts.engine.lockstep import run_lockstep_loop
 from raycore.parts.experts.engine.waves import Waves
@@ -178,6 +178,10 @@ class DPEngineCoreActor:
         self._mailbox.cache_log = self._core.cache_log
         executor.collective_rpc(freeze_heap)
         freeze_heap()
+        num_types = self._config.executor.gc_debug
+        if num_types is not None:
+            executor.collective_rpc(log_collections, args=(num_types,))
+            log_collections(self, num_types)
         return msgspec.msgpack.encode(info)
 
     def _may_use_cpu_kernels(self) -> bool:

@@ -472,6 +472,10 @@ class EngineOptions(VllmOptions, total=False):
     shutdown_timeout_s: float
     """Seconds that ranks and their workers have to stop when the engine is shut down. Then they are killed. Default:
     5."""
+    gc_debug: int | None
+    """Log each garbage collection of Python in the processes of ranks and workers: its generation, its milliseconds,
+    how many objects it collected, and as many of the most common types among the objects that it looked at as this
+    number. Naming types makes collections several times slower; 0: none. None: no log."""
     max_request_replays: int
     """Number of failures of its rank that a request survives: it continues on another rank, or on the failed rank's
     replacement. The next failure fails the request. Default: 2."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import re
 from contextlib import aclosing
@@ -30,7 +31,7 @@ def engine(ray_cluster):
     logger.setLevel(logging.INFO)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raycore.running_engine.INTERVAL_S", 0.5)
-        options = {"num_threads": 1, "max_model_len": 1000, "dtype": DTYPE, "standby_delay_s": None}
+        options = {"num_threads": 1, "max_model_len": 1000, "dtype": DTYPE, "standby_delay_s": None, "gc_debug": 2}
         engine = AsyncLLM(demo_model_path(), engine_name="seen", **options)
     logger.setLevel(level)
     yield engine
@@ -40,6 +41,10 @@ def engine(ray_cluster):
 @pytest.fixture(scope="module")
 def client(engine):
     return TestClient(build_app(engine, ServerOptions(("demo",))))
+
+
+def collect_garbage(worker: object) -> int:
+    return gc.collect()
 
 
 def parse(text: str) -> dict[str, float]:
@@ -92,11 +97,19 @@ def test_an_aborted_request_is_counted_with_the_finish_reason_abort(engine):
     assert after.request_s == before.request_s
 
 
-def test_log_lines_of_ranks_name_the_rank_and_its_pid(ray_cluster, engine):
+@pytest.mark.parametrize(
+    ("logger", "text"),
+    [
+        ("engine.cache_size", "the KV cache holds"),
+        ("node.garbage", r"garbage collection: generation 2, \d+\.\d\d ms, \d+ collected; of \d+ objects: \S+ \d+, "),
+    ],
+)
+def test_log_lines_of_ranks_name_the_rank_and_its_pid(ray_cluster, engine, logger, text):
+    asyncio.run(engine.collective_rpc(collect_garbage))
     (info,) = engine.engine_infos
     context = ray_cluster.get_runtime_context()
     logs = Path(context.get_temp_dir(), context.get_session_name(), "logs")
-    pattern = rf"^INFO \d\d-\d\d \d\d:\d\d:\d\d raycore\.engine\.cache_size \[dp0 pid {info.pid}\] the KV cache holds"
+    pattern = rf"^INFO \d\d-\d\d \d\d:\d\d:\d\d raycore\.{logger} \[dp0 pid {info.pid}\] {text}"
     eventually(
         lambda: any(re.search(pattern, path.read_text(), re.M) for path in logs.glob(f"worker-*-{info.pid}.err"))
     )

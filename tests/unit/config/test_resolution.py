@@ -163,6 +163,7 @@ def test_a_worker_class_is_stored_by_its_name() -> None:
         ({"placement_strategy": "pack"}, ["placement_strategy='pack'", "'span'"]),
         ({"executor_backend": "mp"}, ["executor_backend='mp'", "'inline'"]),
         ({"executor_transport": "tcp"}, ["executor_transport='tcp'", "'channel'"]),
+        ({"gc_debug": -1}, ["gc_debug=-1"]),
         ({"executor_wait": "sleep"}, ["executor_wait='sleep'", "'adaptive'"]),
         ({"scheduling_policy": "lifo"}, ["scheduling_policy='lifo'", "'priority'"]),
         ({"device": "tpu"}, ["device='tpu'", "'cuda'"]),
