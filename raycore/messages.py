@@ -211,7 +211,9 @@ class StepPlan(msgspec.Struct, array_like=True):
     slot has, from which position on, and after which of them the worker samples.
 
     A *draft* is a guess of the token that a request gets next. The worker samples after each draft, too, and keeps the
-    tokens up to the first one that differs from the draft at its position.
+    tokens up to the first one that differs from the draft at its position. Drafts are in `tokens`, or the worker makes
+    them itself, at most `max_drafts[i]` after the tokens of `slots[i]`. The number of a slot's known tokens is then
+    the worker's to know: the plan may be made while drafts of earlier steps are being verified.
     """
 
     step: int
@@ -235,15 +237,17 @@ class StepPlan(msgspec.Struct, array_like=True):
     """None: nothing is encoded or dropped."""
     transfer: bytes | None = None
     """What the KV connector of the scheduler tells those of the workers, as it encodes that. None: nothing."""
+    max_drafts: bytes = b""
+    """int32[n]: how many drafts of its own the worker adds to each slot's tokens at most; empty: none."""
 
     @property
     def only_decodes(self) -> bool:
         """Whether each of the step's slots gets one token, from one input, and no request begins."""
-        return bool(self.slots) and not self.num_tokens and not self.new_requests
+        return bool(self.slots) and not self.num_tokens and not self.new_requests and not self.max_drafts
 
     @property
     def num_step_tokens(self) -> int:
-        """Number of tokens that the step computes."""
+        """Number of tokens that the step computes, without drafts that workers make."""
         return sum(_ints(self.num_tokens)) if self.num_tokens else len(self.slots) // 4
 
     @property
@@ -311,6 +315,8 @@ class StepResult(msgspec.Struct, array_like=True):
     """(index into `slots`, result) of requests that pool. Their new token means nothing."""
     transfer: TransferResult | None = None
     """None: no worker's KV connector has anything to report."""
+    num_drafts: bytes = b""
+    """int32[n]: the number of each slot's drafts; empty means none."""
 
     @property
     def has_extras(self) -> bool:

@@ -311,10 +311,12 @@ def check_state_interval(chosen: dict[str, Any], block_size: int) -> None:
 def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> None:
     num_steps, is_async = chosen.get("max_concurrent_batches"), chosen.get("async_scheduling")
     num_stages = parallel.pipeline_parallel_size
-    if chosen.get("speculative_config") is not None and num_stages == 1 and (is_async or (num_steps or 1) > 1):
+    speculates, returns_experts = chosen.get("speculative_config"), chosen.get("enable_return_routed_experts")
+    if speculates and returns_experts and num_stages == 1 and (is_async or (num_steps or 1) > 1):
         asked = f"max_concurrent_batches={num_steps}" if num_steps else "async_scheduling=True"
         raise InvalidConfig(
-            f"{asked} can't be used with speculative_config, whose guesses follow the last token: omit one of them"
+            f"{asked} can't be used with speculative_config and enable_return_routed_experts=True, because experts are "
+            "kept by tokens' positions, which only workers know then: omit one of them"
         )
     if num_steps is None:
         return

@@ -180,12 +180,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def max_steps_in_flight(self) -> int:
         """How many steps an engine starts before it takes the first one's result.
 
-        Engines that speculate start one, because guesses follow the last token.
+        Engines that speculate start one for each stage, unless they are asked for more. Guesses are then made, and
+        chosen, when all tokens are there.
         """
         if self.scheduler.max_concurrent_batches is not None:
             return self.scheduler.max_concurrent_batches
         is_on, num_stages = self.scheduler.async_scheduling, self.parallel.pipeline_parallel_size
-        if self.speculative_config is not None:
+        if self.speculative_config is not None and (num_stages > 1 or not is_on):
             return num_stages
         if num_stages > 1:
             # each stage computes a step, and one more is planned, so that no stage waits for a plan
@@ -204,6 +205,13 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """Whether plans tell the workers all tokens, because stages before the last one can't know which drafts were
         right."""
         return self.parallel.pipeline_parallel_size > 1 and self.speculative_config is not None
+
+    @property
+    def workers_draft(self) -> bool:
+        """Whether workers make drafts when they compute a step, because the engine plans it before it has all tokens
+        that guesses follow."""
+        is_one_stage = self.parallel.pipeline_parallel_size == 1
+        return self.speculative_config is not None and is_one_stage and self.max_steps_in_flight > 1
 
     @property
     def tokens_per_block(self) -> int:

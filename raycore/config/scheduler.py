@@ -61,7 +61,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True):
         option(
             "Plan and start the next step while the device still computes the last one. On CPUs this costs more than "
             "it saves. With several stages, one more step than there are stages is in flight.",
-            default="True with device=cuda or several stages, else False",
+            default="True with device=cuda or several stages, unless tokens are guessed; else False",
         ),
     ] = None
     max_concurrent_batches: Annotated[

@@ -14,6 +14,7 @@ from raycore.parts.adapters.scheduler import AdapterLimit
 from raycore.parts.constraints.scheduler import Constraints
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning
 from raycore.parts.drafts.scheduler.speculation import Speculation
+from raycore.parts.drafts.scheduler.worker_drafts import WorkerDrafts
 from raycore.parts.drafts.scheduler.worker_guesses import WorkerGuesses
 from raycore.parts.images.scheduler import EncoderInputs
 from raycore.parts.routed_experts.scheduler import CachedExperts
@@ -40,6 +41,8 @@ def make_speculation(config: EngineConfig, executor: Executor) -> Speculation | 
     """What guesses tokens. None: the engine doesn't speculate."""
     if config.speculative_config is None:
         return None
+    if config.workers_draft:
+        return WorkerDrafts(config.speculative_config, config.scheduler.max_num_seqs)
     drafter, take = config.drafter, executor.take_draft_token_ids
     source = None if drafter is None else WorkerGuesses(drafter, take)
     return Speculation(config.speculative_config, config.scheduler.max_num_seqs, source)
@@ -52,7 +55,9 @@ def make_scheduler(
     shared: Shared,
 ) -> SchedulerProtocol:
     """A scheduler for a rank with this KV cache."""
-    others: dict[str, Any] = {"waits_for_output": True} if config.has_logits_processors else {}
+    # a state is kept where a step begins: with drafts, nobody knows where that is before the last token arrives
+    waits = config.has_logits_processors or (config.workers_draft and config.state_rows is not None)
+    others: dict[str, Any] = {"waits_for_output": True} if waits else {}
     if issubclass(scheduler_class, Scheduler):
         others["parts"] = list(_parts(config, shared))
     else:

@@ -432,7 +432,7 @@ class EngineOptions(VllmOptions, total=False):
     async_scheduling: bool | None
     """Plan and start the next step while the device still computes the last one. On CPUs this costs more than it saves.
     With several stages, one more step than there are stages is in flight. Default: True with device=cuda or several
-    stages, else False."""
+    stages, unless tokens are guessed; else False."""
     max_concurrent_batches: int | None
     """Number of steps that a rank may start before it takes the first one's result. More than 1 is async scheduling.
     Default: the number of stages; one more with async scheduling."""

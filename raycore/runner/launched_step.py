@@ -33,18 +33,22 @@ class LaunchedStep:
     token_ids: Download | None = None
     """The sampled tokens. None: the step samples none."""
     extras: list[StepExtra] = field(default_factory=list[StepExtra])
+    is_complete: bool = False
+    """Whether `result_so_far` is the result."""
 
     def done(self) -> bool:
         """Whether the device has finished the step."""
         return self.token_ids is None or self.token_ids.done()
 
     def result(self, timeout: float | None = None) -> StepResult:
-        """Wait for the step's result. Call this once, for one step after the other.
+        """Wait for the step's result, and note it in the batch. To be called for one step after the other.
 
         Raises:
             TimeoutError: the device hasn't finished within `timeout` seconds.
         """
         step, result = self.step, self.result_so_far
+        if self.is_complete:
+            return result
         if self.token_ids is not None:
             self.token_ids.wait(timeout)
             (sampled_ids,) = self.token_ids.arrays()
@@ -57,6 +61,7 @@ class LaunchedStep:
                 new = verify(step, sampled_ids)
                 if step.draft_ids is not None:
                     self.batch.host.drop_drafts(step, new.counts)
+                    result.num_drafts = step.num_drafts.astype(np.int32).tobytes()
                 result.token_ids = sampled_ids[new.rows].astype(np.int32).tobytes()
                 result.num_tokens = new.counts.astype(np.int32).tobytes()
                 self._add_extras(set(new.rows.tolist()))
@@ -65,6 +70,7 @@ class LaunchedStep:
         elif len(step.slots):
             result.num_tokens = np.zeros(len(step.slots), np.int32).tobytes()
             self._add_extras(())
+        self.is_complete = True
         return result
 
     def _add_extras(self, kept: range | set[int] | tuple[()]) -> None:

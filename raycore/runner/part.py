@@ -29,9 +29,20 @@ class StepExtra(Protocol):
         ...
 
 
+class PendingStep(Protocol):
+    """A step that the device has been given."""
+
+    def result(self) -> StepResult:
+        """Wait for the step's result, and note it in the batch. To be called for one step after the other."""
+        ...
+
+
 class RunnerPart:
     """Takes part in steps. Its hooks are called in the order of the runner's parts, and in the order in which they are
     here."""
+
+    def catch_up(self) -> None:
+        """Do what needs the results of earlier steps, before the next plan is applied."""
 
     def apply(self, plan: StepPlan) -> None:
         """Apply a plan's freed slots and new requests, in this order. The batch has applied them."""
@@ -58,6 +69,9 @@ class RunnerPart:
 
         `extras`: gets what the part reports with the step.
         """
+
+    def launched(self, step: PendingStep) -> None:
+        """Note a step that the device has been given."""
 
     def received(self, step: StepInputs, rows: Ints) -> None:
         """Note that a step's new tokens have arrived.

@@ -17,7 +17,8 @@ from raycore.attention.spec import Attention
 from raycore.decoder.network import NO_TAPS, Network
 from raycore.hooks import overridden
 from raycore.messages import StepPlan, StepResult
-from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafting
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS
+from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafting
 from raycore.parts.experts.parallel import ExpertParallel
 from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ONE_THREAD, ComputeThreads
@@ -42,7 +43,7 @@ class ModelRunner:
         batch: DeviceBatch,
         source: Source,
         head: Head,
-        drafting: Drafting = NO_DRAFTS,
+        drafting: Drafting = NO_DRAFTER,
         *,
         threads: ComputeThreads = ONE_THREAD,
         rows: StepRows = ALL_ROWS,
@@ -53,7 +54,7 @@ class ModelRunner:
         Args:
             source: where the first layer's inputs come from.
             head: what is done with the last layer's.
-            drafting: drafts tokens between steps.
+            drafting: drafts tokens between steps, or when a step begins.
             threads: chooses the number of compute threads on a CPU.
             rows: which rows of a step this worker computes.
             execution: how layers are run.
@@ -74,12 +75,14 @@ class ModelRunner:
     def _bind(self, lockstep: Sequence[Lockstep]) -> None:
         """Bind the parts' hooks, and what other engines add that share experts, if there are any."""
         parts = [*lockstep, *self._own_parts]
+        self._catch_up = overridden(parts, RunnerPart.catch_up)
         self._apply = overridden(parts, RunnerPart.apply)
         self._begin = overridden(parts, RunnerPart.begin)
         self._wants_all_rows = overridden(parts, RunnerPart.wants_all_rows)
         self._begin_forward = overridden(parts, RunnerPart.begin_forward)
         self._taps = overridden(parts, RunnerPart.taps)
         self._end_forward = overridden(parts, RunnerPart.end_forward)
+        self._note_launch = overridden(parts, RunnerPart.launched)
         self._received = overridden(parts, RunnerPart.received)
         self._count_tokens: Callable[[StepInputs], int] = lockstep[0].count if lockstep else self._rows.count
 
@@ -134,9 +137,12 @@ class ModelRunner:
             self._threads.end_step()
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
+        for catch_up in self._catch_up:
+            catch_up()
         self._batch.apply(plan)
         self._update_requests(plan)
-        step, tensors = self._batch.advance(plan)
+        drafts = self._drafting.for_step(plan) if plan.max_drafts else NO_DRAFTS
+        step, tensors = self._batch.advance(plan, drafts)
         launched = LaunchedStep(StepResult(plan.step), step, self._batch, self._received)
         for begin in self._begin:
             begin(plan, step, tensors, launched.result_so_far)
@@ -147,6 +153,8 @@ class ModelRunner:
             self._head.take(step, tensors, hidden, launched, has_all=has_all)
             for end_forward in self._end_forward:
                 end_forward(step, tensors, launched.extras)
+        for note_launch in self._note_launch:
+            note_launch(launched)
         return launched
 
     def _update_requests(self, plan: StepPlan) -> None:

@@ -8,11 +8,13 @@ blocks than are free, the least urgent running request is preempted: it loses it
 again later.
 
 A step can be planned before the results of earlier steps arrive, on the assumption that each decode in flight gives one
-token. Only a request whose output a part needs, as for a grammar, waits for its own last token. If a request has left
-its slot when a result arrives (finished, aborted or preempted), the result for this request is ignored. When a request
-is preempted, its tokens in flight are lost. No client has seen them, and they are sampled again with the same random
-numbers. Workers execute plans in order, so the blocks of a request that has left its slot can be reused at once, even
-while steps that use them are in flight.
+token. If workers make drafts themselves, it also assumes that these are right. Only workers then know where a request's
+next step begins, and the number of computed tokens is corrected when the result arrives. Only a request whose output a
+part needs, as for a grammar, waits for its own last token. If a request has left its slot when a result arrives
+(finished, aborted or preempted), the result for this request is ignored. When a request is preempted, its tokens in
+flight are lost. No client has seen them, and they are sampled again with the same random numbers. Workers execute plans
+in order, so the blocks of a request that has left its slot can be reused at once, even while steps that use them are in
+flight.
 
 If steps in flight are in different stages of a pipeline, running decodes take turns: each step gets a part of them and
 of prompts' tokens, so that all stages have work. A decode whose last token is still being computed waits for a later
@@ -310,15 +312,15 @@ class Scheduler:
             has_preempted = True
 
     def _release_unseen(self) -> None:
-        """Give back the blocks that no token sees which is planned from now on.
+        """Give back the blocks that no token sees which is planned from now on, whichever drafts turn out to be wrong.
 
-        The number of computed tokens of the others may still fall, if drafts turn out to be wrong.
+        Requests that wait for a result keep theirs until then.
         """
         table = self._slots
         slots = table.decodes().slots
         if self._prefills:
             slots = np.concatenate([slots, [request.slot for request in self._prefills]])
-        self._blocks.release_unseen(slots, table.computed[slots])
+        self._blocks.release_unseen(slots, table.least_computed(slots))
 
     def take_turns(self, num_turns: int) -> None:
         """Let running decodes take turns in so many steps from now on."""
@@ -350,7 +352,7 @@ class Scheduler:
         table.stall(batch.slots)
         at_end = (num_computed + 1 >= batch.max_tokens).nonzero()[0]
         if len(at_end):
-            table.set_phase(batch.slots[at_end], LAST)
+            table.end(batch.slots[at_end])
         for decodes_planned in self._hooks.decodes_planned:
             decodes_planned(step)
 
@@ -545,4 +547,4 @@ class Scheduler:
         }
         for request in running:
             assert self._blocks.capacity[request.slot] >= self._slots.computed[request.slot]
-        self._blocks.check_seen(self._slots.computed)
+        self._blocks.check_seen(self._slots.computed - self._slots.uncertain)

@@ -6,14 +6,14 @@ rows quickly:
 * PREFILL: some of the tokens that the request had when it got its slot have not been planned yet.
 * DECODE: exactly one known token has not been planned: the last one sampled, whose value may still be in flight.
 * STALLED: as DECODE, but the last token's value is in flight, and the next token can't be planned without it, because
-  a part needs the request's output (see `SchedulerPart.needs_output`), because workers have to be told the token, or
-  because the step in flight has drafts.
+  a part needs the request's output (see `SchedulerPart.needs_output`), because workers have to be told the token,
+  because guesses follow it, or because the request is at its maximum length if all drafts in flight are right.
 * LAST: the token that brings the request to its maximum length is in flight. The request ends when that token arrives,
   at the latest.
 
 The *known* tokens of a request include those in flight, whose values only the workers know: `received <= known`. Their
-number is not stored: it is `received` in PREFILL, and `computed + 1` in the other phases. While a step with drafts is
-in flight, `computed` and `known` count the drafts as if they were right.
+number is not stored: it is `received` in PREFILL, and `computed + 1` in the other phases. While steps with drafts are
+in flight, `computed` and `known` count the drafts as if they were right. `uncertain` says how many these are.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class SlotTable:
         self.phase = np.zeros(num_slots, np.int8)
         self.computed = np.zeros(num_slots, np.int64)
         """Number of tokens whose computation has been planned."""
+        self.uncertain = np.zeros(num_slots, np.int64)
+        """How many of these are drafts in flight."""
         self.received = np.zeros(num_slots, np.int64)
         """Number of tokens whose values have arrived. The values are in `tokens`."""
         self.max_tokens = np.zeros(num_slots, np.int64)
@@ -105,6 +107,7 @@ class SlotTable:
         self.requests[slot] = request
         self.phase[slot] = PREFILL
         self.computed[slot] = num_computed
+        self.uncertain[slot] = 0
         self.received[slot] = num_tokens
         self.max_tokens[slot] = request.max_tokens
         self.needs_output[slot] = waits = self._waits_for_output or needs_output
@@ -135,27 +138,50 @@ class SlotTable:
         self.phase[slots] = phase
         self._decodes = None
 
+    def least_computed(self, slots: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many tokens of these slots have been computed if all drafts in flight are wrong."""
+        return self.computed[slots] - self.uncertain[slots]
+
+    def end(self, slots: NDArray[np.int64]) -> None:
+        """Note that these slots are at their maximum length, if all their drafts in flight are right."""
+        self.phase[slots] = np.where(self.uncertain[slots], STALLED, LAST)
+        self._decodes = None
+
     def stall(self, slots: NDArray[np.int64]) -> None:
         """Note that a token of these slots, in the phase DECODE, is in flight."""
         if self._num_needing_output and self.needs_output[slots].any():
             self.set_phase(slots[self.needs_output[slots]], STALLED)
 
     def resume(self, slots: NDArray[np.int64]) -> None:
-        """Note that the tokens in flight of these slots have arrived."""
+        """Note that tokens of these slots have arrived."""
         if self._num_needing_output:
             stalled = slots[self.phase[slots] == STALLED]
+            stalled = stalled[self.received[stalled] > self.computed[stalled]]
             if len(stalled):
                 self.set_phase(stalled, DECODE)
 
-    def advance_over_drafts(self, slots: NDArray[np.int64], lengths: NDArray[np.int64]) -> None:
-        """Note that a step computes drafts of these lengths after the last tokens of slots in DECODE."""
-        self.computed[slots] += lengths
-        self.set_phase(slots, STALLED)
+    def advance_over_drafts(
+        self, slots: NDArray[np.int64], lengths: NDArray[np.int64], *, waits_for_result: bool
+    ) -> None:
+        """Note that a step computes drafts of up to these lengths after the last tokens of slots.
 
-    def settle(self, slots: NDArray[np.int64]) -> None:
-        """Note that the result of a step with drafts has arrived. Wrong drafts no longer count."""
-        self.computed[slots] = self.received[slots] - 1
-        self.set_phase(slots, DECODE)
+        `waits_for_result`: whether the next tokens can only be planned when it is known which drafts were right.
+        """
+        self.computed[slots] += lengths
+        self.uncertain[slots] += lengths
+        stalled = slots if waits_for_result else slots[self.computed[slots] + 1 >= self.max_tokens[slots]]
+        if len(stalled):
+            self.set_phase(stalled, STALLED)
+
+    def settle(self, slots: NDArray[np.int64], lengths: NDArray[np.int64], num_right: NDArray[np.int64]) -> None:
+        """Note that the result of a step with drafts of up to these lengths has arrived. Wrong ones no longer count."""
+        self.uncertain[slots] -= lengths
+        self.computed[slots] -= lengths - num_right
+        stalled = slots[self.phase[slots] == STALLED]
+        has_room = ~self.needs_output[stalled] & (self.computed[stalled] + 1 < self.max_tokens[stalled])
+        stalled = stalled[has_room | (self.received[stalled] > self.computed[stalled])]
+        if len(stalled):
+            self.set_phase(stalled, DECODE)
 
     def decodes(self) -> Batch:
         """Return all slots in the phase DECODE, in ascending order."""
@@ -200,7 +226,10 @@ class SlotTable:
             assert request.seq_id == self.seq_id[slot]
             computed, received = int(self.computed[slot]), int(self.received[slot])
             known = received if phase == PREFILL else computed + 1
-            assert received <= known <= request.max_tokens
+            uncertain = int(self.uncertain[slot])
+            assert 0 <= uncertain <= max(0, computed - received + 1)
+            assert received <= known - uncertain
+            assert known <= request.max_tokens
             assert computed < known
             assert phase in (LAST, STALLED) or known < request.max_tokens
             assert phase != LAST or known == request.max_tokens

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from raycore.kvcache.block_table import BlockTable
 from raycore.messages import NewRequest, StepPlan, StepResult, StepTokens
-from raycore.parts.drafts.scheduler.drafts import NO_DRAFTS, Drafts
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.request import Request
 from raycore.scheduler.slots import Batch, SlotTable
@@ -41,7 +41,9 @@ class StepBuilder:
     drafts: Drafts = NO_DRAFTS
     """Of some of `decodes`, each of at least one token. The step verifies them."""
     num_drafts: int = 0
-    """Number of tokens in all drafts."""
+    """Number of tokens in all drafts. If workers make them, at most so many."""
+    workers_draft: bool = False
+    """Whether workers make the drafts. Of `drafts`, only the lengths are known then, which are maxima."""
     chunks: list[Chunk] = field(default_factory=list[Chunk])
     new_requests: list[NewRequest] = field(default_factory=list[NewRequest])
     started: list[tuple[Request, int, int]] = field(default_factory=list[tuple[Request, int, int]])
@@ -54,9 +56,9 @@ class StepBuilder:
     _num_before_drafts: int = 0
     """Number of slots in the batch before those with drafts."""
 
-    def add_drafts(self, drafts: Drafts) -> None:
+    def add_drafts(self, drafts: Drafts, *, workers_draft: bool) -> None:
         """Verify these drafts."""
-        self.drafts, self.num_drafts = drafts, int(drafts.lengths.sum())
+        self.drafts, self.num_drafts, self.workers_draft = drafts, int(drafts.lengths.sum()), workers_draft
 
     def num_missing_blocks(self, table: SlotTable, blocks: BlockTable) -> int:
         """Return how many blocks the requests of the step's chunks lack for these."""
@@ -95,17 +97,21 @@ class StepBuilder:
         if self.block_slots:
             plan.new_block_slots = np.array(self.block_slots, np.int32).tobytes()
             plan.new_block_ids = np.array(self.block_ids, np.int32).tobytes()
-        if tells_tokens or self.num_drafts:
-            plan.tokens = self._tokens_of(batch.slots, num_tokens, num_sampled, table)
         drafted = slice(self._num_before_drafts, self._num_before_drafts + len(self.drafts.slots))
         has_drafts = self.num_drafts > 0
+        if self.workers_draft:
+            max_drafts = np.zeros(len(batch.slots), np.int32)
+            max_drafts[drafted] = self.drafts.lengths
+            plan.max_drafts = max_drafts.tobytes()
+        elif tells_tokens or has_drafts:
+            plan.tokens = self._tokens_of(batch.slots, num_tokens, num_sampled, table)
         return plan, InFlight(step, batch, table.num_departures, self.started, self.drafts, drafted, has_drafts)
 
     def _mixed_batch(self, table: SlotTable) -> tuple[Batch, bytes, NDArray[np.int32]]:
         """Combine decodes and chunks. Slots with one token come first.
 
-        Returns: the batch, each slot's number of tokens as int32 bytes (empty: 1 each), and after how many of them, the
-        last ones, a new token is sampled.
+        Returns: the batch, each slot's number of tokens, without drafts that workers make, as int32 bytes (empty: 1
+        each), and after how many of them, the last ones, a new token is sampled.
         """
         chunks = sorted(self.chunks, key=lambda chunk: chunk.num_tokens > 1)
         num_single = sum(chunk.num_tokens == 1 for chunk in chunks)
@@ -115,7 +121,9 @@ class StepBuilder:
         decodes, drafts = self.decodes.slots, self.drafts
         if len(drafts.slots):
             decodes = np.delete(decodes, np.searchsorted(decodes, drafts.slots))
-        ones, with_drafts = np.ones(len(decodes), np.int32), 1 + drafts.lengths.astype(np.int32)
+        ones, with_drafts = np.ones(len(decodes), np.int32), np.ones(len(drafts.slots), np.int32)
+        if not self.workers_draft:
+            with_drafts += drafts.lengths.astype(np.int32)
         slots = [decodes, chunk_slots[:num_single], drafts.slots, chunk_slots[num_single:]]
         num_tokens = np.concatenate([ones, chunk_tokens[:num_single], with_drafts, chunk_tokens[num_single:]])
         num_sampled = np.concatenate([ones, is_final[:num_single], with_drafts, is_final[num_single:]])
@@ -251,10 +259,15 @@ class InFlight:
         requests = (self.live_request(row, table) for row in range(len(self.batch.slots)))
         return [request.seq_id for request in requests if request is not None]
 
-    def drafted_slots(self, table: SlotTable) -> NDArray[np.int64]:
-        """Return the slots with drafts whose requests still have them."""
-        slots = self.batch.slots[self.drafted]
-        return slots[table.generation[slots] == self.batch.generations[self.drafted]]
+    def is_live(self, table: SlotTable) -> NDArray[np.bool_]:
+        """Return, for each slot with drafts, whether its request still has it."""
+        return table.generation[self.drafts.slots] == self.batch.generations[self.drafted]
+
+    def num_new(self, result: StepResult) -> NDArray[np.int64]:
+        """Return the number of new tokens of each slot with drafts."""
+        if not result.num_tokens:
+            return np.ones(len(self.drafts.slots), np.int64)
+        return np.frombuffer(result.num_tokens, np.int32)[self.drafted].astype(np.int64)
 
     def add_extras(self, outputs: StepOutputs, result: StepResult, new: NewTokens, table: SlotTable) -> None:
         """Add to `outputs` the started requests that weren't aborted, the logprobs of the tokens in `new` and those of

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.messages import NO_ADAPTER, NewRequest, StepPlan
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts
 from raycore.step.features import SlotFeatures, StepFeatures
 
 Ints = NDArray[np.int64]
@@ -68,6 +69,11 @@ class StepInputs:
     def sampled_slots(self) -> Ints:
         """[R]: the slot of each new token."""
         return self.slots if self.is_decoding else self.slots[self.sampled]
+
+    @property
+    def num_drafts(self) -> Ints:
+        """[n]: the number of each slot's drafts."""
+        return np.maximum(np.bincount(self.sampled, minlength=len(self.slots)) - 1, 0)
 
     @property
     def first_rows(self) -> Ints:
@@ -134,23 +140,33 @@ class SlotBatch:
             self._tables_version += 1
         return self._append_blocks(np.frombuffer(plan.new_block_slots, np.int32), plan.new_block_ids)
 
-    def advance(self, plan: StepPlan) -> StepInputs:
-        """Return the tokens that the plan computes. Count them as computed, and the tokens to be sampled as known."""
+    def advance(self, plan: StepPlan, drafts: Drafts = NO_DRAFTS) -> StepInputs:
+        """Return the tokens that the plan computes. Count them as computed, and the tokens to be sampled as known.
+
+        `drafts`: those that the worker adds, as the plan's `max_drafts` asks.
+        """
         slots = np.frombuffer(plan.slots, np.int32).astype(np.int64)
         told = plan.tokens
         starts = self.num_computed[slots] if told is None else np.frombuffer(told.starts, np.int32).astype(np.int64)
-        if plan.num_tokens:
-            counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64)
+        counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64) if plan.num_tokens else np.ones_like(slots)
+        num_drafts = self._add_drafts(slots, drafts) if len(drafts) else None
+        if num_drafts is not None:
+            counts += num_drafts
+        if plan.num_tokens or num_drafts is not None:
             token_slots = np.repeat(slots, counts)
             positions = np.repeat(starts, counts) + counted(counts)
             is_long = counts != 1
             num_decodes = int(is_long.argmax()) if is_long.any() else len(slots)
         else:
-            counts, token_slots, positions, num_decodes = np.ones_like(slots), slots, starts, len(slots)
+            token_slots, positions, num_decodes = slots, starts, len(slots)
         ends = starts + counts
         self.num_computed[slots] = ends
         draft_ids = None
-        if told is None:
+        if num_drafts is not None:
+            is_sampled = ends == self.num_known[slots] + num_drafts
+            sampled, sampled_rows = _told_rows(counts, np.where(is_sampled, 1 + num_drafts, 0))
+            draft_ids = _drafts(sampled, sampled_rows, self.token_ids[token_slots, positions])
+        elif told is None:
             sampled, sampled_rows = self._after_known(slots, counts, ends, len(positions))
         else:
             token_ids = np.frombuffer(told.token_ids, np.int32)
@@ -199,6 +215,18 @@ class SlotBatch:
         slots, positions = step.sampled_slots[last_rows], step.next_positions[last_rows]
         self.num_computed[slots] = positions
         self.num_known[slots] = positions + 1
+
+    def _add_drafts(self, slots: Ints, drafts: Drafts) -> Ints:
+        """Store drafts after the known tokens. Returns how many there are, for each of the step's `slots`."""
+        self.token_ids[self.places_of(drafts)] = drafts.token_ids
+        lengths = np.zeros_like(self.num_known)
+        lengths[drafts.slots] = drafts.lengths
+        return lengths[slots]
+
+    def places_of(self, drafts: Drafts) -> tuple[Ints, Ints]:
+        """Return the slot of each token of drafts, and its position after the known tokens."""
+        owners = np.repeat(drafts.slots, drafts.lengths)
+        return owners, self.num_known[owners] + drafts.offsets
 
     def _after_known(self, slots: Ints, counts: Ints, ends: Ints, num_tokens: int) -> tuple[Ints, Ints]:
         """Return `StepInputs.sampled` and `sampled_rows` of a step that samples after each slot's last known token."""

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.messages import StepPlan
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts
 from raycore.step.batch import Ints, SlotBatch, StepInputs, ids_by_group
 from raycore.step.copies import DeviceInputs, to_device, to_device_together
 
@@ -136,10 +137,13 @@ class DeviceBatch:
             indices_B, block_ids_GB = to_device_together([indices, block_ids], self.device)
             tables_GSM.view(num_groups, -1).index_copy_(1, indices_B, block_ids_GB)
 
-    def advance(self, plan: StepPlan) -> tuple[StepInputs, StepTensors]:
-        """Return the tokens that the plan computes, and count them as computed."""
-        step = self.host.advance(plan)
+    def advance(self, plan: StepPlan, drafts: Drafts = NO_DRAFTS) -> tuple[StepInputs, StepTensors]:
+        """Return the tokens that the plan computes, and count them as computed. `drafts`: as in `SlotBatch.advance`."""
         row_length = self.host.token_ids.shape[1]
+        if len(drafts) and not self.is_shared:
+            slots, positions = self.host.places_of(drafts)
+            self.write(*to_device_together([slots * row_length + positions, drafts.token_ids], self.device))
+        step = self.host.advance(plan, drafts)
         indices = step.token_slots * row_length + step.positions
         if plan.tokens is not None and not self.is_shared:
             token_ids = np.array(np.frombuffer(plan.tokens.token_ids, np.int32))

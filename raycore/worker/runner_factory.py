@@ -14,7 +14,7 @@ from raycore.config.logits_processors import processor_classes
 from raycore.decoder.network import FollowsPlans
 from raycore.errors import InvalidConfig
 from raycore.parallel.returned_tokens import TokenReceiver
-from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafting
+from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafting
 from raycore.parts.drafts.worker import Drafted
 from raycore.parts.images.runner import StepImages
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
@@ -97,9 +97,9 @@ def _make_head(
     config, link = setup.config, groups.token_link
     if not rank.is_last_stage:
         assert groups.sink is not None, "stages are linked"
-        return NextStage(groups.sink), NO_DRAFTS
+        return NextStage(groups.sink), NO_DRAFTER
     if config.model.spec.pooling is not None:
-        return _make_pooling(setup, model, batch), NO_DRAFTS
+        return _make_pooling(setup, model, batch), NO_DRAFTER
     sampler = Sampler(
         config.model.spec.vocab_size,
         setup.backend.sampling(),

@@ -116,7 +116,7 @@ class DraftModelRunner:
         attention = make_attention(self.spec, decoder, kv, MAX_MODEL_LEN, 8, self._backend)
         sizes = {"max_tokens": MAX_DRAFT, "block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
         network = DraftModel(decoder, attention, batch, ComputeThreads(), max_step_tokens=MAX_STEP_TOKENS, **sizes)
-        return Drafter(network, batch, sampler, **sizes)
+        return Drafter(network, batch, sampler, max_model_len=MAX_MODEL_LEN, **sizes)
 
 
 class Eagle3Runner:
@@ -158,7 +158,8 @@ class Eagle3Runner:
         kv = KVTensors(1, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, operations.device)
         attention = make_attention(spec, network, kv, MAX_MODEL_LEN, 8, self._backend)
         drafting = Eagle3(network, target, head.target_layers, attention, batch, ComputeThreads(), max_step_tokens=64)
-        return Drafter(drafting, batch, sampler, max_tokens=MAX_DRAFT, block_size=BLOCK_SIZE, num_blocks=NUM_BLOCKS)
+        sizes = {"max_tokens": MAX_DRAFT, "block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
+        return Drafter(drafting, batch, sampler, max_model_len=MAX_MODEL_LEN, **sizes)
 
     def _reference(self, known: list[int], draft: list[int]) -> list[torch.Tensor]:
         """The logits of each of the draft's tokens, straight from the formulas, in float64."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raycore.parts.drafts.scheduler.drafts import Drafts
+from raycore.parts.drafts.guesses.drafts import Drafts
 
 
 def by_slot(drafts: Drafts) -> dict[int, list[int]]:

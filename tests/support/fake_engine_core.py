@@ -35,9 +35,10 @@ from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.parts.adapters.scheduler import AdapterLimit
 from raycore.parts.constraints.scheduler import Constraints
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
+from raycore.parts.drafts.guesses.drafts import Drafts
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning
-from raycore.parts.drafts.scheduler.drafts import Drafts
 from raycore.parts.drafts.scheduler.speculation import Speculation
+from raycore.parts.drafts.scheduler.worker_drafts import WorkerDrafts
 from raycore.parts.experts.models import MoeSpec
 from raycore.parts.images.config import EncoderLimits
 from raycore.parts.images.scheduler import EncoderInputs
@@ -122,12 +123,28 @@ class Clairvoyant(Speculation):
 
     def _draft(self, slot: int, running, length: int) -> list[int]:
         context = running.tokens[slot, : running.received[slot]].tolist()
-        seed = self._requests[int(running.seq_id[slot])].seed
-        num_right, draft = next(self._num_right), []
-        for offset in range(length):
-            token = next_token(context + draft, seed)
-            draft.append(token if offset < num_right else (token + 1) % VOCAB)
-        return draft
+        return draft_after(context, self._requests[int(running.seq_id[slot])].seed, length, next(self._num_right))
+
+
+def draft_after(context: list[int], seed: int, length: int, num_right: int) -> list[int]:
+    """A draft whose first tokens are right."""
+    draft: list[int] = []
+    for offset in range(length):
+        token = next_token(context + draft, seed)
+        draft.append(token if offset < num_right else (token + 1) % VOCAB)
+    return draft
+
+
+class DraftingWorkers(WorkerDrafts):
+    """Asks for drafts of all slots, within the limits. The runner makes them."""
+
+    def __init__(self) -> None:
+        super().__init__(SpeculativeConfig("ngram", MAX_DRAFTS), 64)
+
+    def propose(self, slots, running, limits, budget, num_other):
+        lengths = np.minimum(limits, MAX_DRAFTS)
+        lengths = np.minimum(lengths, np.maximum(budget - (np.cumsum(lengths) - lengths), 0))
+        return Drafts(slots, lengths, np.zeros((len(slots), 0), np.int32)).shortened(lengths)
 
 
 class FakeStates:
@@ -139,11 +156,18 @@ class FakeStates:
         self.num_begun = 0
         """How many requests have begun with the state of a prefix."""
 
-    def execute(self, plan: StepPlan, starts: list[int], counts: list[int], known: dict[int, list[int]]) -> None:
+    def execute(
+        self,
+        plan: StepPlan,
+        starts: list[int],
+        counts: list[int],
+        known: dict[int, list[int]],
+        num_drafts: dict[int, int],
+    ) -> None:
         """Read and write the states of a step. `known`: tokens by slot, drafts of the step included."""
         self._rows.apply(plan)
         self.num_begun += 0 if plan.states is None else len(plan.states.begins) // 8
-        step, slots = _step_inputs(plan, starts, counts), _ints(plan.slots)
+        step, slots = _step_inputs(plan, starts, counts, known, num_drafts), _ints(plan.slots)
         made, copies_2n = self._rows.begin(step)
         copied = {target: self._tokens[source] for source, target in copies_2n.T.tolist()}
         assert len(copied) == copies_2n.shape[1]
@@ -167,12 +191,18 @@ class FakeStates:
                 self._tokens[saved_row] = tokens[: start + num_tokens]
 
 
-def _step_inputs(plan: StepPlan, starts: list[int], counts: list[int]) -> StepInputs:
+def _step_inputs(
+    plan: StepPlan, starts: list[int], counts: list[int], known: dict[int, list[int]], num_drafts: dict[int, int]
+) -> StepInputs:
     """What `SlotRows` reads of a step."""
-    num_sampled = [0] * len(counts) if plan.tokens is None else _ints(plan.tokens.num_sampled)
+    slots = _ints(plan.slots)
+    num_sampled = [
+        num_drafts.get(slot, 0) + (start + count == len(known[slot]))
+        for slot, start, count in zip(slots, starts, counts, strict=True)
+    ]
     nothing = np.zeros(0, np.int64)
     return StepInputs(
-        slots=np.array(_ints(plan.slots), np.int64),
+        slots=np.array(slots, np.int64),
         counts=np.array(counts),
         starts=np.array(starts),
         num_decodes=counts.count(1),
@@ -181,7 +211,7 @@ def _step_inputs(plan: StepPlan, starts: list[int], counts: list[int]) -> StepIn
         sampled=np.repeat(np.arange(len(counts)), num_sampled),
         sampled_rows=nothing,
         next_positions=nothing,
-        draft_ids=nothing if plan.has_drafts else None,
+        draft_ids=nothing if max(num_sampled) > 1 else None,
         generations=nothing,
         block_tables=np.zeros((0, 0), np.int32),
         tables_version=0,
@@ -247,6 +277,9 @@ class FakeModelRunner:
         """By slot and group."""
         self.num_drafts: dict[int, int] = {}
         """By slot: how many of its last known tokens are drafts of this step."""
+        self.num_right = cycle([0])
+        """How many tokens of each of its own drafts are right, in turn."""
+        self.depth = 1
         self.reports_experts = False
         self.unseen: deque[set[int]] = deque()
         """For each step whose result the scheduler hasn't seen: the slots for which it made a token."""
@@ -277,6 +310,12 @@ class FakeModelRunner:
             return StepResult(plan.step)
         assert sorted(counts, key=lambda count: count > 1) == counts, "single tokens come first"
         starts = [self.computed[slot] for slot in slots]
+        self.num_drafts = {}
+        for slot, most in zip(slots, _ints(plan.max_drafts), strict=False):
+            self._draft(slot, most)
+        if plan.max_drafts:
+            assert plan.tokens is None
+            counts = [count + self.num_drafts[slot] for slot, count in zip(slots, counts, strict=True)]
         if self.encoder is not None:
             self.encoder.execute(plan.encoder, slots, starts, counts, self.rows)
         else:
@@ -284,13 +323,14 @@ class FakeModelRunner:
         if plan.tokens is not None:
             self._check_told(plan.tokens, slots, starts, counts)
         if self.states is not None:
-            self.states.execute(plan, starts, counts, self.known)
+            self.states.execute(plan, starts, counts, self.known, self.num_drafts)
         else:
             assert plan.states is None
         # a request may go on from blocks that another one fills in this step
         for _, slot, count in sorted(zip(starts, slots, counts, strict=True)):
             self._write(slot, count)
         reports = self._chosen_experts(slots, starts, counts) if self.reports_experts else []
+        num_drafts = [self.num_drafts.get(slot, 0) for slot in slots]
         tokens = [self._read_and_sample(slot, start) for slot, start in zip(slots, starts, strict=True)]
         self.unseen.append({slot for slot, new in zip(slots, tokens, strict=True) if new})
         return StepResult(
@@ -298,6 +338,7 @@ class FakeModelRunner:
             np.array([token for new in tokens for token in new], np.int32).tobytes(),
             np.array([len(new) for new in tokens], np.int32).tobytes(),
             reports=reports,
+            num_drafts=np.array(num_drafts, np.int32).tobytes(),
             logprobs=[
                 (index, TokenLogprobs([token], [-1.0], 1))
                 for index, (slot, new) in enumerate(zip(slots, tokens, strict=True))
@@ -311,6 +352,14 @@ class FakeModelRunner:
                 and self.rows[slot].params.prompt_logprobs is not None
             ],
         )
+
+    def _draft(self, slot: int, most: int) -> None:
+        """Add a draft to the known tokens, at most as long as the plan says."""
+        known, num_right = self.known[slot], next(self.num_right) if most else 0
+        assert not most or self.computed[slot] == len(known) - 1
+        length = min(most, 1 + num_right)
+        known += draft_after(known, self.rows[slot].seed, length, num_right)
+        self.num_drafts[slot] = length
 
     def _chosen_experts(self, slots: list[int], starts: list[int], counts: list[int]) -> list[tuple[int, TokenReport]]:
         chosen = [
@@ -354,7 +403,8 @@ class FakeModelRunner:
         assert start + count <= len(known), "more than is known"
         num_needed, num_held = -(-(start + count) // self.block_size), len(self.blocks[slot][0])
         # wrong drafts leave blocks over
-        assert num_needed <= num_held <= num_needed + self.max_drafts, "blocks exactly for what is computed"
+        most = num_needed + self.depth * self.max_drafts
+        assert num_needed <= num_held <= most, "blocks exactly for what is computed"
         is_garbage = self._reads_garbage(slot)
         for position in range(start, start + count):
             for group, blocks in enumerate(self.blocks[slot]):
@@ -448,10 +498,12 @@ class FakeEngineCore:
         kv_load_failure_policy: str = "recompute",
         kv_events: list | None = None,
         has_experts: bool = False,
+        workers_draft: bool = False,
     ) -> None:
         """
         Args:
             num_right: how many tokens of each draft are right, in turn. None: there are no drafts.
+            workers_draft: whether the runner makes the drafts, which are then as long as they are right, and one more.
             windows: those of the groups of layers.
             num_prefix_states: of a model whose layers keep states. None: they don't.
             encoder: of a model that takes more than text. None: it doesn't.
@@ -476,7 +528,8 @@ class FakeEngineCore:
         if enable_prefix_caching and state_rows is not None:
             parts.append(PrefixStates(state_rows))
         if num_right is not None:
-            parts.append(DraftPlanning(Clairvoyant(num_right, self.requests)))
+            speculation = DraftingWorkers() if workers_draft else Clairvoyant(num_right, self.requests)
+            parts.append(DraftPlanning(speculation))
         if encoder is not None:
             parts.append(EncoderInputs(encoder))
         if connector is not None:
@@ -494,6 +547,7 @@ class FakeEngineCore:
             tells_tokens=tells_tokens,
             num_turns=num_turns,
             layout=self.layout if len(windows) > 1 or windows[0] is not None else None,
+            waits_for_output=workers_draft and state_rows is not None,
             parts=parts,
         )
         self.connector = connector
@@ -501,6 +555,7 @@ class FakeEngineCore:
         self.encoder = None if encoder is None else FakeEncoder(encoder)
         self.runner = FakeModelRunner(num_blocks, block_size, max_drafts, windows, states, self.encoder)
         self.runner.reports_experts = has_experts
+        self.runner.num_right, self.runner.depth = cycle(num_right or [0]), depth
         self.depth = depth
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.tokens: dict[int, list[int]] = {}

@@ -31,8 +31,8 @@ from raycore.messages import EngineRequest
 from raycore.parts.constraints.config.reasoning import parse_reasoning_config
 from raycore.parts.constraints.config.structured_outputs import parse_structured_outputs_config, parsers_of
 from raycore.parts.drafts.config.speculative import parse_speculative_config
-from raycore.parts.drafts.scheduler.ngram import NgramGuesses
-from raycore.parts.drafts.scheduler.suffix import SuffixGuesses
+from raycore.parts.drafts.guesses.ngram import NgramGuesses
+from raycore.parts.drafts.guesses.suffix import SuffixGuesses
 from raycore.parts.transfers.client.routes import PrefixTransfers
 from raycore.parts.transfers.config.ec_transfer import ECTransferConfig, parse_ec_transfer_config
 from raycore.parts.transfers.config.kv_transfer import parse_kv_events_config, parse_kv_transfer_config

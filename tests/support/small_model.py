@@ -23,7 +23,7 @@ from raycore.messages import NewRequest, StepPlan, StepResult
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter
+from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter
 from raycore.parts.experts.layers.sparse_feed_forward import SparseFeedForward
 from raycore.parts.experts.models import MoeSpec
 from raycore.parts.experts.parallel import ExpertRanks
@@ -145,7 +145,7 @@ def make_runner(
         batch,
         Tokens(batch),
         SamplingHead(decoder, batch, sampler) if pooler is None else PoolingHead(pooler, batch),
-        NO_DRAFTS if make_drafter is None else make_drafter(decoder, batch, sampler, operations),
+        NO_DRAFTER if make_drafter is None else make_drafter(decoder, batch, sampler, operations),
         execution=GraphedSteps(DecodeGraphs(lambda compute: compute)) if has_graphs else BY_OPERATION,
     )
 

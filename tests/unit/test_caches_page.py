@@ -163,7 +163,7 @@ PROCESS = {
     "serve.router",
     "parts.adapters.server.adapters",
     "parts.drafts.scheduler.step_times",
-    "parts.drafts.scheduler.suffix",
+    "parts.drafts.guesses.suffix",
     "step.device_batch",
     "weights.checkpoint_reader",
     "weights.update_plan",

@@ -18,7 +18,7 @@ NAMES = (
     "metrics node node/own_process.py rpc/pending.py profile_session.py ray_api.py recurring.py rpc running_engine.py "
     "scheduler serve/autoscaling.py server/multi_process status.py worker/rank.py worker/worker_actor.py"
 )
-SIDES = {"client", "cluster", "connectors", "control", "engine", "grammar", "scheduler", "transfer"}
+SIDES = {"client", "cluster", "connectors", "control", "engine", "grammar", "guesses", "scheduler", "transfer"}
 """Of each room in `raycore/parts`."""
 PACKAGES = [
     "placement",

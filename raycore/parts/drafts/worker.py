@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -19,11 +20,15 @@ from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.drafts.checkpoint import Eagle3Spec
 from raycore.parts.drafts.config.drafter import DrafterConfig
+from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.drafts.decoder import Eagle3Head
+from raycore.parts.drafts.guesses.from_tokens import guesses_from_tokens
 from raycore.parts.drafts.runner.draft_model import DraftModel
-from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter, Drafting, DraftNetwork
+from raycore.parts.drafts.runner.drafter import Drafter, Drafting, DraftNetwork
 from raycore.parts.drafts.runner.eagle3 import Eagle3
 from raycore.parts.drafts.runner.rows import num_scratch_blocks
+from raycore.parts.drafts.runner.shared_drafts import DraftsOfFirst, own_drafts
+from raycore.parts.drafts.runner.token_guesses import SharedDrafts, TokenGuesses
 from raycore.parts.drafts.weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.step_memory import scratch_bytes, step_bytes
@@ -86,10 +91,30 @@ class DraftWorker:
 
     def make_drafter(self, drafted: Drafted) -> Drafting:
         """Allocate the blocks for keys and values, and return what drafts."""
-        return NO_DRAFTS
+        return Drafting()
 
 
 NO_DRAFTING = DraftWorker()
+
+
+class GuessingWorker(DraftWorker):
+    """Drafts from the tokens of requests."""
+
+    def __init__(self, config: SpeculativeConfig) -> None:
+        self._config = config
+
+    def make_drafter(self, drafted: Drafted) -> Drafting:
+        return TokenGuesses(guesses_from_tokens(self._config, time.perf_counter), drafted.batch)
+
+
+class TakingWorker(DraftWorker):
+    """Takes the first worker's drafts."""
+
+    def __init__(self, ranks: TensorParallel, device: torch.device) -> None:
+        self._share = DraftsOfFirst(ranks, device)
+
+    def make_drafter(self, drafted: Drafted) -> Drafting:
+        return SharedDrafts(self._share)
 
 
 class NetworkDrafts(DraftWorker, ABC):
@@ -112,6 +137,7 @@ class NetworkDrafts(DraftWorker, ABC):
         """
         self._config = config
         self._drafter = drafter
+        self._all_ranks = ranks
         self._ranks = ranks if drafter.tensor_parallel_size > 1 else TensorParallel()
         self._device = device
         self._dtype = dtype
@@ -151,7 +177,15 @@ class NetworkDrafts(DraftWorker, ABC):
         )
 
     def make_drafter(self, drafted: Drafted) -> Drafting:
-        return Drafter(self._make_network(drafted), drafted.batch, drafted.sampler, **self._sizes(drafted))
+        share = own_drafts if self._ranks.size == self._all_ranks.size else DraftsOfFirst(self._all_ranks, self._device)
+        return Drafter(
+            self._make_network(drafted),
+            drafted.batch,
+            drafted.sampler,
+            max_model_len=self._drafter.max_model_len,
+            share=share,
+            **self._sizes(drafted),
+        )
 
     @abstractmethod
     def _make_network(self, drafted: Drafted) -> DraftNetwork:
@@ -287,9 +321,11 @@ def make_draft_worker(
     Raises:
         InvalidConfig: as the constructor of `NetworkDrafts`.
     """
-    drafter, rank = setup.config.drafter, setup.rank
-    if drafter is None or (drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps):
-        return NO_DRAFTING
+    config, drafter, rank = setup.config, setup.config.drafter, setup.rank
+    if drafter is None:
+        return GuessingWorker(config.speculative_config) if config.workers_draft else NO_DRAFTING
+    if drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps:
+        return TakingWorker(ranks, setup.device) if config.workers_draft else NO_DRAFTING
     of_worker = setup.config, drafter, ranks, setup.device, setup.dtype
     if drafter.head is not None:
         return HeadWorker(drafter.head, *of_worker)

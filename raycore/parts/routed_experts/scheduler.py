@@ -93,6 +93,5 @@ def _num_wrong_drafts(step: InFlight, result: StepResult) -> NDArray[np.int64]:
     """Return, by row of the batch, how many of its tokens are drafts that turned out to be wrong."""
     wrong = np.zeros(len(step.batch.slots), np.int64)
     if step.has_drafts:
-        new = np.frombuffer(result.num_tokens, np.int32)[step.drafted]
-        wrong[step.drafted] = step.drafts.lengths + 1 - new
+        wrong[step.drafted] = step.drafts.lengths + 1 - step.num_new(result)
     return wrong

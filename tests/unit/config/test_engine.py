@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from raycore.config import EngineConfig, changes, resolve
+from raycore.config.checks import check_steps_in_flight
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidConfig
 from raycore.same_copy import seal
@@ -66,7 +67,15 @@ def test_an_engine_with_drafts_has_one_step_in_flight_for_each_stage():
     config = resolve(MODEL, pipeline_parallel_size=2, **drafts)
     assert (config.max_steps_in_flight, config.tells_tokens) == (2, True)
     assert resolve(MODEL, async_scheduling=False, max_concurrent_batches=1, **drafts).max_steps_in_flight == 1
-    for asked in ({"async_scheduling": True}, {"max_concurrent_batches": 2}):
-        with pytest.raises(InvalidConfig, match=next(iter(asked))) as raised:
-            resolve(MODEL, **asked, **drafts)
-        assert "can't be used with speculative_config" in str(raised.value)
+    assert not config.workers_draft
+
+
+@pytest.mark.parametrize("asked", [{"async_scheduling": True}, {"max_concurrent_batches": 2}])
+def test_workers_draft_if_several_steps_of_a_stage_are_in_flight(asked):
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    config = resolve(MODEL, **asked, **drafts)
+    assert (config.max_steps_in_flight, config.workers_draft, config.tells_tokens) == (2, True, False)
+    assert not resolve(MODEL, **asked).workers_draft
+    with pytest.raises(InvalidConfig, match=next(iter(asked))) as raised:
+        check_steps_in_flight(asked | drafts | {"enable_return_routed_experts": True}, config.parallel)
+    assert "can't be used with speculative_config and enable_return_routed_experts" in str(raised.value)

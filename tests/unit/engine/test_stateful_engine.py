@@ -18,7 +18,7 @@ from raycore.engine.core import EngineCore
 from raycore.errors import InvalidConfig, WorkerFailed
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
-from raycore.parts.drafts.scheduler.drafts import Drafts
+from raycore.parts.drafts.guesses.drafts import Drafts
 from raycore.parts.drafts.scheduler.speculation import Speculation
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity

@@ -10,7 +10,8 @@ import pytest
 from small_model import BLOCK_SIZE, NUM_BLOCKS, make_runner, new_request, plan, tokens_of
 
 from raycore.messages import StepPlan, StepResult, TokenReport
-from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter, Drafting
+from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter, Drafting, StepDrafting
+from raycore.parts.drafts.runner.token_guesses import SharedDrafts, TokenGuesses
 from raycore.parts.pooling.runner import PoolingHead
 from raycore.parts.routed_experts.worker import AllRowsToo, ChosenExperts
 from raycore.runner.heads import Head, NextStage
@@ -19,10 +20,10 @@ from raycore.runner.sampling_head import SamplingHead
 from raycore.runner.sources import Source, StageBefore, Tokens, TokensWithImages
 from raycore.runner.step_parts import AdaptedRows, Lockstep, ReturnedTokens
 
-BASES: list[type] = [RunnerPart, Source, Head, Drafting]
+BASES: list[type] = [RunnerPart, Source, Head, Drafting, StepDrafting]
 PARTS: list[type[RunnerPart]] = [
     *(AdaptedRows, Drafter, PlanFollower, Lockstep, NextStage, PoolingHead, ReturnedTokens, SamplingHead, StageBefore),
-    *(AllRowsToo, ChosenExperts, Tokens, TokensWithImages),
+    *(AllRowsToo, ChosenExperts, SharedDrafts, TokenGuesses, Tokens, TokensWithImages),
 ]
 
 
@@ -61,6 +62,9 @@ class Noting(RunnerPart):
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
 
+    def catch_up(self) -> None:
+        self.calls.append(("catch_up", len(self.calls)))
+
     def apply(self, plan: StepPlan) -> None:
         self.calls.append(("apply", plan.step))
 
@@ -85,6 +89,9 @@ class Noting(RunnerPart):
         """As a `StepExtra`: report the step's first position, and whether its first new token is kept."""
         result.reports.append((0, TokenReport("noting", int(step.starts[0]), 1, bytes([0 in kept]))))
 
+    def launched(self, step: Any) -> None:
+        self.calls.append(("launched", len(step.step.sampled)))
+
     def received(self, step: Any, rows: Any) -> None:
         self.calls.append(("received", int(rows[-1])))
 
@@ -107,15 +114,16 @@ def test_hooks_are_called_in_their_order() -> None:
     runner.finish()
     steps = [
         [
-            *(("apply", 0), ("begin", n), ("wants_all_rows", n), ("begin_forward", n), ("layer", n)),
-            *(("end_forward", 1), ("received", n - 1)),
+            *(("catch_up", num_before), ("apply", 0), ("begin", n), ("wants_all_rows", n), ("begin_forward", n)),
+            *(("layer", n), ("end_forward", 1), ("launched", 1), ("received", n - 1)),
         ]
-        for n in (3, 1)
+        for n, num_before in ((3, 0), (1, 9))
     ]
     assert reports == [[(0, TokenReport("noting", first, 1, b"\x01"))] for first in (0, 3)] + [[]]
-    assert part.calls == [*steps[0], *steps[1], ("apply", 7), ("begin", 0), ("finish", 0)]
+    without_tokens = [("catch_up", 18), ("apply", 7), ("begin", 0), ("launched", 0)]
+    assert part.calls == [*steps[0], *steps[1], *without_tokens, ("finish", 0)]
 
 
 def test_a_runner_that_does_not_draft_returns_no_drafts() -> None:
     assert make_runner().take_draft_token_ids([0], [2]) == []
-    assert NO_DRAFTS.draft([0], [1]) == []
+    assert NO_DRAFTER.draft([0], [1]) == []

@@ -23,7 +23,8 @@ def engines(draw: st.DrawFn, windows: st.SearchStrategy[list[int | None]]) -> Fa
     max_num_seqs = draw(st.integers(1, 6))
     num_right = draw(st.sampled_from([None, [0], [5], [2, 0, 5, 1]]))
     tells_tokens = draw(st.booleans())
-    depth = 1 if num_right and not tells_tokens else draw(st.sampled_from([1, 2, 3]))
+    workers_draft = bool(num_right) and not tells_tokens and draw(st.booleans())
+    depth = 1 if num_right and not tells_tokens and not workers_draft else draw(st.sampled_from([1, 2, 3]))
     return FakeEngineCore(
         num_blocks=draw(st.integers(24, 120)) * len(own) // block_size,
         block_size=block_size,
@@ -39,7 +40,8 @@ def engines(draw: st.DrawFn, windows: st.SearchStrategy[list[int | None]]) -> Fa
         windows=own,
         num_prefix_states=draw(st.sampled_from([None, 0, 1, 4, 30])),
         mamba_block_size=draw(st.sampled_from([None, block_size, 3 * block_size])),
-        has_experts=own[0] is None and draw(st.booleans()),
+        has_experts=own[0] is None and not workers_draft and draw(st.booleans()),
+        workers_draft=workers_draft,
     )
 
 

@@ -9,7 +9,7 @@ from test_setup import make
 from test_worker_model import build
 
 from raycore.cache_layout import KVCacheConfig
-from raycore.parts.drafts.runner.drafter import NO_DRAFTS, Drafter
+from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter
 from raycore.parts.drafts.worker import NO_DRAFTING
 from raycore.runner.heads import NextStage
 from raycore.runner.runner import ModelRunner
@@ -59,7 +59,7 @@ def test_the_runner_has_the_drafter_and_adapters_of_its_model(tmp_path: Path) ->
     (tmp_path / "draft").mkdir()
     make(tmp_path / "draft")
     plain = runner_of(make(tmp_path))
-    assert plain._drafting is NO_DRAFTS
+    assert plain._drafting is NO_DRAFTER
     assert (plain._begin, plain._begin_forward, plain._taps, plain._end_forward, plain._received) == (
         (),
         (),

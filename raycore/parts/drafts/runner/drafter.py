@@ -1,11 +1,13 @@
 """Drafts tokens for running requests, one after the other, for all requests together.
 
-A draft's token is drawn as the request's next token will be: with its sampling parameters, its rules and its random
+That is done between two steps, or when a step begins that was planned before the tokens of the last one were known. A
+draft's token is drawn as the request's next token will be: with its sampling parameters, its rules and its random
 number for that position, only from other logits. The more alike the logits are, the more drafts are right.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Protocol
 
 import numpy as np
@@ -13,9 +15,11 @@ from torch import Tensor
 
 from raycore.decoder.network import Taps
 from raycore.messages import StepPlan
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts
 from raycore.parts.drafts.runner.rows import DraftRows
+from raycore.parts.drafts.runner.shared_drafts import ShareDrafts, own_drafts
 from raycore.profile_session import ProfiledParts
-from raycore.runner.part import RunnerPart, StepExtra
+from raycore.runner.part import PendingStep, RunnerPart, StepExtra
 from raycore.sampling.sampler import Sampler
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.copies import Download
@@ -58,18 +62,46 @@ class DraftNetwork(Protocol):
 
 
 class Drafting(RunnerPart):
-    """Drafts tokens between two steps. This one drafts none."""
+    """Drafts tokens. This one drafts none."""
 
     def draft(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
         """Return a draft of `num_tokens[i]` tokens, at least 1, for each slot. Waits for the device."""
         return []
 
+    def for_step(self, plan: StepPlan) -> Drafts:
+        """Return drafts for a step, as its plan's `max_drafts` asks, after applying it. Waits for the device."""
+        return NO_DRAFTS
 
-NO_DRAFTS = Drafting()
+
+NO_DRAFTER = Drafting()
 
 
-class Drafter(Drafting):
-    """Drafts tokens on one worker, between two steps."""
+class StepDrafting(Drafting):
+    """Drafts tokens when all that were sampled have arrived."""
+
+    _last: PendingStep | None = None
+
+    def launched(self, step: PendingStep) -> None:
+        self._last = step
+
+    def catch_up(self) -> None:
+        """Wait for the result of the last step: drafts follow its tokens, and it says which drafts were right."""
+        if self._last is not None:
+            self._last.result()
+            self._last = None
+
+    def for_step(self, plan: StepPlan) -> Drafts:
+        max_drafts = np.frombuffer(plan.max_drafts, np.int32).astype(np.int64)
+        slots = np.frombuffer(plan.slots, np.int32).astype(np.int64)
+        return self.propose(slots[max_drafts > 0], max_drafts[max_drafts > 0])
+
+    @abstractmethod
+    def propose(self, slots: Ints, limits: Ints) -> Drafts:
+        """Return drafts for some of these slots, which are ascending, of at most `limits` tokens."""
+
+
+class Drafter(StepDrafting):
+    """Drafts tokens on one worker."""
 
     def __init__(
         self,
@@ -80,11 +112,15 @@ class Drafter(Drafting):
         max_tokens: int,
         block_size: int,
         num_blocks: int,
+        max_model_len: int,
+        share: ShareDrafts = own_drafts,
     ) -> None:
         """
         Args:
             max_tokens: maximum length of a draft.
             num_blocks: the number of blocks before the scratch blocks.
+            max_model_len: longer sequences have no drafts when a step begins.
+            share: tells other workers of the drafts.
         """
         self.network = network
         self._batch = batch
@@ -92,6 +128,8 @@ class Drafter(Drafting):
         self._max_tokens = max_tokens
         self._block_size = block_size
         self._num_blocks = num_blocks
+        self._max_model_len = max_model_len
+        self._share = share
         self._num_calls = 0
 
     def apply(self, plan: StepPlan) -> None:
@@ -109,6 +147,12 @@ class Drafter(Drafting):
     def parts(self) -> ProfiledParts:
         yield self, {"draft": "draft"}
         yield from self.network.parts()
+
+    def propose(self, slots: Ints, limits: Ints) -> Drafts:
+        counts = np.minimum(limits, self._max_model_len - self._batch.host.num_known[slots])
+        asked = slots[counts > 0].tolist()
+        drafts = self.draft(asked, counts[counts > 0].tolist()) if asked else []
+        return self._share(Drafts.of(asked, drafts), slots, limits)
 
     def draft(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
         self._num_calls += 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from raycore.parts.drafts.scheduler.drafts import Drafts, Ints
+from raycore.parts.drafts.guesses.drafts import Drafts, Ints
 
 _WEIGHT = 0.15
 """Weight of a compared token in its request's rate."""
@@ -71,14 +71,18 @@ class Acceptance:
         came = tokens[slots[:, None], np.minimum(positions, tokens.shape[1] - 1)]
         is_right = (came == self._guesses[slots]) & is_comparable
         num_right = np.logical_and.accumulate(is_right, axis=1).sum(axis=1)
-        num_compared = np.minimum(num_right + 1, num_comparable)
+        self.learn(slots, num_comparable, num_right)
+        self._lengths[slots] = 0
+
+    def learn(self, slots: Ints, lengths: Ints, num_right: Ints) -> None:
+        """Update the rates of these slots, of whose guesses so many tokens were compared, and so many were right."""
+        num_compared = np.minimum(num_right + 1, lengths)
         share = num_right / np.maximum(num_compared, 1)
         self._rates[slots] += np.minimum(1.0, _WEIGHT * num_compared) * (share - self._rates[slots])
         total = int(num_compared.sum())
         if total:
             weight = min(0.5, _SHARED_WEIGHT * total)
             self._shared_rate += weight * (float(num_right.sum()) / total - self._shared_rate)
-        self._lengths[slots] = 0
 
 
 class Calibration:

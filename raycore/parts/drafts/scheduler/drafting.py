@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from raycore.messages import StepResult
-from raycore.parts.drafts.scheduler.drafts import Drafts
+from raycore.parts.drafts.guesses.drafts import Drafts
 from raycore.parts.drafts.scheduler.speculation import Speculation
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.part import SchedulerPart, SchedulerView
@@ -45,8 +45,9 @@ class DraftPlanning(SchedulerPart):
             needed = step.num_missing_blocks(table, blocks) + table.num_running * blocks.num_groups
             drafts = self._fitting(drafts, (self._pool.num_free - needed) // blocks.num_groups)
         if len(drafts):
-            step.add_drafts(drafts)
-            table.advance_over_drafts(drafts.slots, drafts.lengths)
+            workers_draft = self.speculation.workers_draft
+            step.add_drafts(drafts, workers_draft=workers_draft)
+            table.advance_over_drafts(drafts.slots, drafts.lengths, waits_for_result=not workers_draft)
             is_over = table.computed[drafts.slots] > blocks.capacity[drafts.slots]
             for slot in drafts.slots[is_over].tolist():
                 step.grow(slot, int(table.computed[slot]), blocks)
@@ -62,10 +63,16 @@ class DraftPlanning(SchedulerPart):
 
     def result_applied(self, step: InFlight, result: StepResult, outputs: StepOutputs) -> None:
         """Count the step's drafts, and forget those that were wrong."""
-        if step.has_drafts:
-            self._slots.settle(step.drafted_slots(self._slots))
-            num_new = np.frombuffer(result.num_tokens, np.int32)[step.drafted].astype(np.int64)
-            self.speculation.count(step.drafts.slots, step.drafts.lengths, num_new - 1)
+        if not step.has_drafts:
+            return
+        slots, is_live, num_right = step.drafts.slots, step.is_live(self._slots), step.num_new(result) - 1
+        self._slots.settle(slots[is_live], step.drafts.lengths[is_live], num_right[is_live])
+        if result.num_drafts:
+            lengths = np.frombuffer(result.num_drafts, np.int32)[step.drafted].astype(np.int64)
+            is_drafted = lengths > 0
+            self.speculation.count(slots[is_drafted], lengths[is_drafted], num_right[is_drafted])
+            is_drafted &= is_live
+            self.speculation.learn(slots[is_drafted], lengths[is_drafted], num_right[is_drafted])
 
     def left(self, request: Request, slot: int, *, is_over: bool) -> None:
         self.speculation.forget(slot, request.num_prompt_tokens)

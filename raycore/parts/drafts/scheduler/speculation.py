@@ -1,6 +1,6 @@
 """Speculative decoding of one rank: guesses the next tokens of its decodes, so that a step may generate several.
 
-A step verifies those guesses that are expected to pay. Where guesses come from is in `sources` and `worker_guesses`.
+A step verifies those guesses that are expected to pay. Where guesses come from is in `guesses` and `worker_guesses`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import numpy as np
 
 from raycore.messages import DraftStats
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts, Ints
+from raycore.parts.drafts.guesses.from_tokens import guesses_from_tokens
+from raycore.parts.drafts.guesses.sources import Floats, GuessSource, RunningTokens
 from raycore.parts.drafts.scheduler.acceptance import Acceptance, Calibration
 from raycore.parts.drafts.scheduler.choice import LEAST_GAIN, choose_lengths
-from raycore.parts.drafts.scheduler.drafts import NO_DRAFTS, Drafts, Ints
-from raycore.parts.drafts.scheduler.ngram import NgramGuesses
-from raycore.parts.drafts.scheduler.sources import Floats, GuessSource, RunningTokens
 from raycore.parts.drafts.scheduler.step_times import AverageStepTimes
-from raycore.parts.drafts.scheduler.suffix import SuffixGuesses
 from raycore.system import time
 
 _PLAIN_LIFETIME, _DRAFTED_LIFETIME = 400, 5000
@@ -36,6 +35,9 @@ takes more than that."""
 class Speculation:
     """The drafts of one rank's requests."""
 
+    workers_draft = False
+    """Whether workers make the drafts of a step when they compute it."""
+
     def __init__(
         self,
         config: SpeculativeConfig,
@@ -50,7 +52,7 @@ class Speculation:
         """
         self._clock = clock
         self._config = config
-        self._source = source or _engine_guesses(config, clock)
+        self._source = source or guesses_from_tokens(config, clock)
         self._acceptance = Acceptance(num_slots, config.num_speculative_tokens)
         self._calibration = Calibration()
         self._plain = AverageStepTimes(_PLAIN_LIFETIME)
@@ -88,6 +90,12 @@ class Speculation:
         self._accepted += (num_accepted[:, None] > np.arange(len(self._accepted))).sum(axis=0)
         num_drafts, num_tokens = self.stats.num_drafts + len(lengths), self.stats.num_draft_tokens + int(lengths.sum())
         self.stats = DraftStats(num_drafts, num_tokens, tuple(self._accepted.tolist()))
+
+    def learn(self, slots: Ints, lengths: Ints, num_accepted: Ints) -> None:
+        """Learn from verified drafts of requests that still run. The arguments are those of `count`.
+
+        Does nothing here: guesses are compared with what came before the next ones are made.
+        """
 
     def observe(self, num_tokens: int, has_drafts: bool, duration_s: float) -> None:
         """Note how long a step took, with its planning. `num_tokens`: the tokens that it computed."""
@@ -192,8 +200,3 @@ class Speculation:
             drafted_s = drafted_s * np.maximum(1.0, slowdowns)
         rates = self._acceptance.rates(slots)
         return choose_lengths(lengths, rates, num_decodes, float(plain_s[0]), drafted_s, drafting_s, factor)
-
-
-def _engine_guesses(config: SpeculativeConfig, clock: Callable[[], float]) -> GuessSource:
-    """Return what makes guesses from the tokens that the engine has seen."""
-    return NgramGuesses(config) if config.method == "ngram" else SuffixGuesses(config, clock)

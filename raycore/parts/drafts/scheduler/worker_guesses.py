@@ -11,17 +11,17 @@ from collections.abc import Callable
 import numpy as np
 
 from raycore.parts.drafts.config.drafter import DrafterConfig
-from raycore.parts.drafts.scheduler.drafts import NO_DRAFTS, Drafts, Ints
-from raycore.parts.drafts.scheduler.sources import ChooseLengths, Floats, RunningTokens
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts, Ints
+from raycore.parts.drafts.guesses.sources import ChooseLengths, Floats, RunningTokens
 from raycore.parts.drafts.scheduler.step_times import AverageStepTimes
 from raycore.system import time
 
 TakeDrafts = Callable[[list[int], list[int]], list[list[int]]]
 """Gets slots, and a number of tokens for each. Returns their drafts, which may be shorter."""
 
-_TRIAL_AFTER = 32
+TRIAL_AFTER = 32
 """Number of decisions in a row not to draft, after which there is a trial."""
-_TRIAL_TOKENS = 2
+TRIAL_TOKENS = 2
 _LIFETIME = 2000
 """After about so many calls, it is tried again how long drafting takes for other numbers of slots."""
 
@@ -58,9 +58,9 @@ class WorkerGuesses:
         lengths = choose_lengths(slots, limits, self._drafting_s(len(slots)))
         if not lengths.any():
             self._num_idle += 1
-            if self._num_idle < _TRIAL_AFTER:
+            if self._num_idle < TRIAL_AFTER:
                 return NO_DRAFTS
-            lengths = np.minimum(limits, _TRIAL_TOKENS)
+            lengths = np.minimum(limits, TRIAL_TOKENS)
         self._num_idle = 0
         return self._draft(slots[lengths > 0], lengths[lengths > 0])
 

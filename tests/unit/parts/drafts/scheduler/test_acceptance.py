@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from raycore.parts.drafts.guesses.drafts import Drafts
 from raycore.parts.drafts.scheduler.acceptance import Acceptance, Calibration
-from raycore.parts.drafts.scheduler.drafts import Drafts
 
 SLOTS = np.array([0, 1, 2])
 

@@ -13,7 +13,7 @@ from drafts_by_slot import by_slot
 
 from raycore.messages import DraftStats
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
-from raycore.parts.drafts.scheduler.drafts import NO_DRAFTS, Drafts
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts
 from raycore.parts.drafts.scheduler.speculation import Speculation
 
 LOOP = [1, 2, 3, 4, 5, 6]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from raycore.parts.drafts.scheduler.drafts import NO_DRAFTS, Drafts
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts
 
 
 def test_drafts_hold_their_tokens_in_order_without_padding() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raycore.parts.drafts.scheduler.occurrences import Match, Occurrences
+from raycore.parts.drafts.guesses.occurrences import Match, Occurrences
 
 TOKENS = st.lists(st.integers(0, 2), max_size=40)
 

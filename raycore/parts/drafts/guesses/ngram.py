@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
-from raycore.parts.drafts.scheduler.drafts import NO_DRAFTS, Drafts, Ints
-from raycore.parts.drafts.scheduler.sources import ChooseLengths, RunningTokens
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts, Ints
+from raycore.parts.drafts.guesses.sources import ChooseLengths, RunningTokens
 
 
 class NgramGuesses:

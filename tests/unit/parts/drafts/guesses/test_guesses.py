@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
-from raycore.parts.drafts.scheduler.ngram import NgramGuesses
-from raycore.parts.drafts.scheduler.sources import GuessSource
-from raycore.parts.drafts.scheduler.suffix import FinishedOutputs, SuffixGuesses
+from raycore.parts.drafts.guesses.ngram import NgramGuesses
+from raycore.parts.drafts.guesses.sources import GuessSource
+from raycore.parts.drafts.guesses.suffix import FinishedOutputs, SuffixGuesses
 
 
 def guess(guesses: GuessSource, *sequences: list[int]) -> list[list[int]]:

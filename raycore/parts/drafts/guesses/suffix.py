@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
-from raycore.parts.drafts.scheduler.drafts import Drafts, Ints
-from raycore.parts.drafts.scheduler.occurrences import Match, Occurrences
-from raycore.parts.drafts.scheduler.sources import ChooseLengths, RunningTokens
+from raycore.parts.drafts.guesses.drafts import Drafts, Ints
+from raycore.parts.drafts.guesses.occurrences import Match, Occurrences
+from raycore.parts.drafts.guesses.sources import ChooseLengths, RunningTokens
 
 _RUN = 2
 """Shortest match. One token alone says little about the next one."""

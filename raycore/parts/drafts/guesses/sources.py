@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from raycore.parts.drafts.scheduler.drafts import Drafts, Ints
+from raycore.parts.drafts.guesses.drafts import Drafts, Ints
 
 Floats = NDArray[np.float64]
 
