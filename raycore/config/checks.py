@@ -312,7 +312,7 @@ def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> N
     num_steps, is_async = chosen.get("max_concurrent_batches"), chosen.get("async_scheduling")
     num_stages = parallel.pipeline_parallel_size
     speculates, returns_experts = chosen.get("speculative_config"), chosen.get("enable_return_routed_experts")
-    if speculates and returns_experts and num_stages == 1 and (is_async or (num_steps or 1) > 1):
+    if speculates and returns_experts and (is_async or (num_steps or 1) > num_stages):
         asked = f"max_concurrent_batches={num_steps}" if num_steps else "async_scheduling=True"
         raise InvalidConfig(
             f"{asked} can't be used with speculative_config and enable_return_routed_experts=True, because experts are "

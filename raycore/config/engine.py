@@ -186,7 +186,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         if self.scheduler.max_concurrent_batches is not None:
             return self.scheduler.max_concurrent_batches
         is_on, num_stages = self.scheduler.async_scheduling, self.parallel.pipeline_parallel_size
-        if self.speculative_config is not None and (num_stages > 1 or not is_on):
+        if self.speculative_config is not None and not is_on:
             return num_stages
         if num_stages > 1:
             # each stage computes a step, and one more is planned, so that no stage waits for a plan
@@ -202,16 +202,16 @@ class EngineConfig(msgspec.Struct, frozen=True):
 
     @property
     def tells_tokens(self) -> bool:
-        """Whether plans tell the workers all tokens, because stages before the last one can't know which drafts were
-        right."""
-        return self.parallel.pipeline_parallel_size > 1 and self.speculative_config is not None
+        """Whether plans tell the workers all tokens, because stages before the last one don't know which drafts of the
+        engine's were right."""
+        has_stages = self.parallel.pipeline_parallel_size > 1
+        return has_stages and self.speculative_config is not None and not self.workers_draft
 
     @property
     def workers_draft(self) -> bool:
         """Whether workers make drafts when they compute a step, because the engine plans it before it has all tokens
         that guesses follow."""
-        is_one_stage = self.parallel.pipeline_parallel_size == 1
-        return self.speculative_config is not None and is_one_stage and self.max_steps_in_flight > 1
+        return self.speculative_config is not None and self.max_steps_in_flight > self.parallel.pipeline_parallel_size
 
     @property
     def tokens_per_block(self) -> int:

@@ -25,13 +25,12 @@ from raycore.engine.part import EngineHooks, Prepared
 from raycore.engine.parts import make_parts, make_shared, start_workers
 from raycore.engine.progress import LoopProgress
 from raycore.engine.rank_memory import RankMemory
-from raycore.engine.scheduling import make_scheduler
+from raycore.engine.scheduling import load_scheduler_for, make_scheduler
 from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
 from raycore.messages import FIRST_WEIGHTS, EngineRequest, LoadView, StepPlan, StepResult
 from raycore.rpc.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
-from raycore.scheduler.protocol import load_scheduler_class
 from raycore.system import time
 from raycore.worker.rank import Regrouping
 
@@ -91,7 +90,7 @@ class EngineCore:
         self.timings_s: dict[str, float] = {}
         is_new = num_blocks is not None
         try:
-            scheduler_class = load_scheduler_class(config.scheduler)  # fails before weights are loaded
+            scheduler_class = load_scheduler_for(config)  # fails before weights are loaded
             with self._timed("workers_and_weights"):
                 identity = start_workers(config, executor, rendezvous, is_new=is_new)
             self.cache = self._start_cache() if num_blocks is None else choose_cache(config, executor, num_blocks)

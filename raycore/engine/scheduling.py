@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
+from raycore.errors import InvalidConfig
 from raycore.executor.base import Executor
 from raycore.parts.adapters.scheduler import AdapterLimit
 from raycore.parts.constraints.scheduler import Constraints
@@ -21,7 +22,7 @@ from raycore.parts.routed_experts.scheduler import CachedExperts
 from raycore.scheduler.part import SchedulerPart
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.scheduler.prefixes import Prefixes
-from raycore.scheduler.protocol import SchedulerProtocol
+from raycore.scheduler.protocol import SchedulerProtocol, load_scheduler_class
 from raycore.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -46,6 +47,21 @@ def make_speculation(config: EngineConfig, executor: Executor) -> Speculation | 
     drafter, take = config.drafter, executor.take_draft_token_ids
     source = None if drafter is None else WorkerGuesses(drafter, take)
     return Speculation(config.speculative_config, config.scheduler.max_num_seqs, source)
+
+
+def load_scheduler_for(config: EngineConfig) -> type[SchedulerProtocol] | type[Scheduler]:
+    """Return the class that `scheduler_cls` names, by default raycore's own.
+
+    Raises:
+        InvalidConfig: the class can't be imported, or can't do what the configuration asks.
+    """
+    scheduler_class = load_scheduler_class(config.scheduler)
+    if config.workers_draft and not issubclass(scheduler_class, Scheduler):
+        raise InvalidConfig(
+            f"scheduler_cls={config.scheduler.scheduler_cls!r} isn't a subclass of raycore's Scheduler, and so can't "
+            "have workers draft, as speculative_config needs with several steps in flight: use async_scheduling=False"
+        )
+    return scheduler_class
 
 
 def make_scheduler(

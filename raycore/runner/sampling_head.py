@@ -5,7 +5,7 @@ Shape suffixes: T tokens of a step, R those from which a token is sampled, D hid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,12 +34,14 @@ def own_tokens(token_ids_R: Tensor) -> Tensor:
     return token_ids_R
 
 
-def also_sent(link: Link, agree: Agree) -> Agree:
-    """Return what also sends the tokens to the first stage, which computes them next."""
+def also_sent(links: Sequence[Link], agree: Agree) -> Agree:
+    """Return what also sends the tokens to earlier stages, which compute them next."""
 
     def send(token_ids_R: Tensor) -> Tensor:
         token_ids_R = agree(token_ids_R)
-        link.send(token_ids_R.to(torch.int32))
+        sent_R = token_ids_R.to(torch.int32)
+        for link in links:
+            link.send(sent_R)
         return token_ids_R
 
     return send

@@ -207,11 +207,13 @@ class SlotBatch:
         return self.generation[step.sampled_slots] == step.generations
 
     def drop_drafts(self, step: StepInputs, num_new: Ints) -> None:
-        """Count the drafts of a step that were wrong neither as known nor as computed.
+        """Count the drafts of a step that were wrong neither as known nor as computed. Requests that have lost their
+        slots since don't matter.
 
         `num_new`: [n]: the number of each slot's new tokens.
         """
         last_rows = np.searchsorted(step.sampled, np.flatnonzero(num_new)) + num_new[num_new > 0] - 1
+        last_rows = last_rows[self.is_current(step)[last_rows]]
         slots, positions = step.sampled_slots[last_rows], step.next_positions[last_rows]
         self.num_computed[slots] = positions
         self.num_known[slots] = positions + 1

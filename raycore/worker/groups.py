@@ -41,8 +41,8 @@ class WorkerGroups:
         """From the stage before."""
         self.sink: Link | None = None
         """To the next stage."""
-        self.token_link: Link | None = None
-        """Between the last stage and the first one: takes sampled tokens there."""
+        self.token_links: list[Link] = []
+        """Between the last stage and earlier ones: take sampled tokens there."""
         self._links: list[Link] = []
         """The links that there are."""
         self._default: DefaultGroup | None = None
@@ -168,14 +168,7 @@ class WorkerGroups:
             self.source = self._note(_link_stages(workers, setup, rank.pp_rank - 1, sends=False))
         if rank.pp_rank < rank.pp_size - 1:
             self.sink = self._note(_link_stages(workers, setup, rank.pp_rank, sends=True))
-        if rank.pp_size > 1 and not setup.config.tells_tokens and rank.pp_rank in (0, rank.pp_size - 1):
-            link = workers.link(
-                f"tokens, {rank.pcp_rank}, {rank.tp_rank}",
-                sends=rank.is_last_stage,
-                capacity_bytes=setup.config.scheduler.max_num_seqs * torch.int32.itemsize,
-                num_ahead=setup.most_steps_in_flight,
-            )
-            self.token_link = self._note(link)
+        self.token_links = [self._note(_link_tokens(workers, setup, stage)) for stage in _token_takers(setup)]
         if setup.config.parallel.worker_extension_cls is not None:
             self._default = workers.default_group()
         workers.part()
@@ -227,6 +220,27 @@ def _divide_context(workers: Rendezvous, rank: WorkerRank) -> ContextParallel:
     elif rank.dcp_size > 1:
         with_other_queries = workers.collectives(f"{name}, {rank.pcp_rank}", query_rank, rank.dcp_size)
     return ContextParallel(rank.context_rank, rank.context_size, every, query_rank, rank.dcp_size, with_other_queries)
+
+
+def _token_takers(setup: WorkerSetup) -> list[int]:
+    """Return the stages that take sampled tokens from the last one, of those that this worker has a link for."""
+    rank, config = setup.rank, setup.config
+    last = rank.pp_size - 1
+    if not last or config.tells_tokens:
+        return []
+    takers = range(last) if config.workers_draft else range(1)
+    return [stage for stage in takers if rank.pp_rank in (stage, last)]
+
+
+def _link_tokens(workers: Rendezvous, setup: WorkerSetup, stage: int) -> Link:
+    """Return this worker's end of the link by which the last stage returns sampled tokens to `stage`."""
+    rank, config = setup.rank, setup.config
+    return workers.link(
+        f"tokens for stage {stage}, {rank.pcp_rank}, {rank.tp_rank}",
+        sends=rank.is_last_stage,
+        capacity_bytes=config.scheduler.max_num_seqs * (1 + config.max_drafts) * torch.int32.itemsize,
+        num_ahead=setup.most_steps_in_flight,
+    )
 
 
 def _link_stages(workers: Rendezvous, setup: WorkerSetup, stage: int, *, sends: bool) -> Link:

@@ -94,10 +94,10 @@ def _make_head(
 ) -> tuple[Head, Drafting]:
     """Return what the stage does with its final hidden states, and what drafts tokens with its sampler."""
     setup, model, groups, rank = core.setup, core.model, core.groups, core.rank
-    config, link = setup.config, groups.token_link
+    config, links = setup.config, groups.token_links
     if not rank.is_last_stage:
         assert groups.sink is not None, "stages are linked"
-        return NextStage(groups.sink), NO_DRAFTER
+        return NextStage(groups.sink), model.drafting.make_follower(batch)
     if config.model.spec.pooling is not None:
         return _make_pooling(setup, model, batch), NO_DRAFTER
     sampler = Sampler(
@@ -109,8 +109,8 @@ def _make_head(
         processors=_make_processors(setup) if config.has_logits_processors else None,
     )
     agree = groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else own_tokens
-    if link is not None:
-        agree = also_sent(link, agree)
+    if links:
+        agree = also_sent(links, agree)
     head = SamplingHead(model.network, batch, sampler, rows, reports=rank.reports_steps, agree=agree)
     drafted = Drafted(model.network, batch, sampler, model.threads, num_blocks, max_rows)
     return head, model.drafting.make_drafter(drafted)
@@ -281,8 +281,9 @@ def _adapted_rows(core: WorkerCore, batch: DeviceBatch, rows: StepRows) -> list[
 
 
 def _returned_tokens(core: WorkerCore, batch: DeviceBatch) -> list[RunnerPart]:
-    link, setup = core.groups.token_link, core.setup
+    links, setup = core.groups.token_links, core.setup
     # no token follows the prompts of a model that pools
-    if link is None or setup.rank.is_last_stage or setup.config.model.spec.pooling is not None:
+    if setup.rank.is_last_stage or setup.config.model.spec.pooling is not None:
         return []
-    return [ReturnedTokens(TokenReceiver(link, batch, setup.most_steps_in_flight))]
+    sizes, on_host = setup.most_steps_in_flight, setup.config.workers_draft
+    return [ReturnedTokens(TokenReceiver(link, batch, sizes, on_host=on_host)) for link in links]

@@ -34,6 +34,7 @@ class Row(NamedTuple):
     data_parallel_size: int
     enable_expert_parallel: bool
     attention_backend: str
+    async_scheduling: bool
 
     @property
     def is_profiled(self) -> bool:
@@ -53,18 +54,26 @@ class Row(NamedTuple):
 
 BY_WORKERS = ("draft_model", "eagle3")
 """The methods for which workers compute guesses."""
-COLUMNS = [(None, "ngram", "suffix", *BY_WORKERS), (1, 2), (1, 2), (1, 2), (False, True), ("native", "torch")]
+COLUMNS = [
+    (None, "ngram", "suffix", *BY_WORKERS),
+    (1, 2),
+    (1, 2),
+    (1, 2),
+    (False, True),
+    ("native", "torch"),
+    (False, True),
+]
 ROWS = [
-    Row(None, 1, 2, 1, True, "native"),
-    Row(None, 2, 1, 2, False, "torch"),
-    Row("ngram", 2, 2, 1, False, "torch"),
-    Row("ngram", 1, 1, 2, True, "native"),
-    Row("suffix", 1, 2, 2, True, "torch"),
-    Row("suffix", 2, 1, 1, False, "native"),
-    Row("draft_model", 2, 1, 2, True, "native"),
-    Row("draft_model", 1, 1, 1, False, "torch"),
-    Row("eagle3", 2, 1, 1, True, "native"),
-    Row("eagle3", 1, 1, 2, False, "torch"),
+    Row(None, 1, 2, 1, True, "native", True),
+    Row(None, 2, 1, 2, False, "torch", False),
+    Row("ngram", 2, 2, 1, False, "torch", True),
+    Row("ngram", 1, 1, 2, True, "native", False),
+    Row("suffix", 1, 2, 2, True, "torch", False),
+    Row("suffix", 2, 1, 1, False, "native", True),
+    Row("draft_model", 2, 1, 2, True, "native", True),
+    Row("draft_model", 1, 1, 1, False, "torch", False),
+    Row("eagle3", 2, 1, 1, True, "native", False),
+    Row("eagle3", 1, 1, 2, False, "torch", True),
 ]
 
 

@@ -23,17 +23,19 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.mark.parametrize("is_async", [False, True], ids=["one step", "steps in flight"])
 @pytest.mark.parametrize(
     ("name", "settings"),
     [("target", {}), ("target", {"draft_tensor_parallel_size": 1}), ("head", {})],
     ids=["a shared draft model", "a draft model of one worker", "a head"],
 )
 def test_workers_propose_drafts_that_the_target_mostly_accepts(
-    ray_cluster, checkpoints: dict[str, Path], name: str, settings: dict[str, Any]
+    ray_cluster, checkpoints: dict[str, Path], name: str, settings: dict[str, Any], is_async: bool
 ) -> None:
     always = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [(1, 1, 4)]}
     speculative = {"model": str(checkpoints[name])} | always | settings
-    options = {"tensor_parallel_size": 2, "num_threads": 1, "standby_delay_s": None, "max_model_len": 128}
+    options: dict[str, Any] = {"tensor_parallel_size": 2, "num_threads": 1, "standby_delay_s": None}
+    options |= {"max_model_len": 128, "async_scheduling": is_async}
     with LLM(checkpoints["target"], speculative_config=speculative, **options) as llm:
         params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         outputs = llm.generate([{"prompt_token_ids": [9, first]} for first in FIRST], params, use_tqdm=False)

@@ -24,7 +24,7 @@ from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.drafts.decoder import Eagle3Head
 from raycore.parts.drafts.guesses.from_tokens import guesses_from_tokens
 from raycore.parts.drafts.runner.draft_model import DraftModel
-from raycore.parts.drafts.runner.drafter import Drafter, Drafting, DraftNetwork
+from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter, Drafting, DraftNetwork
 from raycore.parts.drafts.runner.eagle3 import Eagle3
 from raycore.parts.drafts.runner.rows import num_scratch_blocks
 from raycore.parts.drafts.runner.shared_drafts import DraftsOfFirst, own_drafts
@@ -91,20 +91,27 @@ class DraftWorker:
 
     def make_drafter(self, drafted: Drafted) -> Drafting:
         """Allocate the blocks for keys and values, and return what drafts."""
-        return Drafting()
+        return NO_DRAFTER
+
+    def make_follower(self, batch: DeviceBatch) -> Drafting:
+        """Return what makes the drafts of the last stage on one before it, too."""
+        return NO_DRAFTER
 
 
 NO_DRAFTING = DraftWorker()
 
 
 class GuessingWorker(DraftWorker):
-    """Drafts from the tokens of requests."""
+    """Drafts from the tokens of requests, on all stages."""
 
     def __init__(self, config: SpeculativeConfig) -> None:
         self._config = config
 
     def make_drafter(self, drafted: Drafted) -> Drafting:
-        return TokenGuesses(guesses_from_tokens(self._config, time.perf_counter), drafted.batch)
+        return self.make_follower(drafted.batch)
+
+    def make_follower(self, batch: DeviceBatch) -> Drafting:
+        return TokenGuesses(guesses_from_tokens(self._config, time.perf_counter), batch)
 
 
 class TakingWorker(DraftWorker):
@@ -323,7 +330,8 @@ def make_draft_worker(
     """
     config, drafter, rank = setup.config, setup.config.drafter, setup.rank
     if drafter is None:
-        return GuessingWorker(config.speculative_config) if config.workers_draft else NO_DRAFTING
+        speculative = config.speculative_config if config.workers_draft else None
+        return NO_DRAFTING if speculative is None else GuessingWorker(speculative)
     if drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps:
         return TakingWorker(ranks, setup.device) if config.workers_draft else NO_DRAFTING
     of_worker = setup.config, drafter, ranks, setup.device, setup.dtype

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,10 +12,11 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.errors import InvalidRequest
 from raycore.messages import NewRequest, StepPlan, StepResult, TokenLogprobs, TokenReport
+from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts
 from raycore.parts.hidden_states.values import NAME as HIDDEN_STATES
-from raycore.runner.launched_step import verify
 from raycore.step.batch import SlotBatch, StepInputs
 from raycore.step.features import SlotFeatures
+from raycore.step.verification import verify
 from simulation.worker import model, sampling
 from simulation.worker.cache import Cache
 from simulation.worker.chance import Chance
@@ -25,7 +27,7 @@ from simulation.worker.states import States
 from simulation.worker.steps import note_drafts
 from simulation.world.kernel import pause
 
-_WRONG_DRAFTS = 0.25
+WRONG_DRAFTS = 0.25
 
 
 @dataclass(slots=True)
@@ -73,7 +75,8 @@ class Runner:
         batch.apply(plan)
         if self._states is not None:
             self._states.apply(plan)
-        step, result = batch.advance(plan), StepResult(plan.step)
+        drafts = self._drafts(plan, weights) if plan.max_drafts else NO_DRAFTS
+        step, result = batch.advance(plan, drafts), StepResult(plan.step)
         self.last_sampled = step.sampled_slots.tolist() if len(step.slots) else []
         if plan.encoder is not None:
             assert self._embeddings is not None, "the model takes only text"
@@ -149,6 +152,7 @@ class Runner:
                 has_any = lengths > 0
                 note_drafts(int(has_any.sum()), int(lengths[has_any].sum()), int((new.counts - 1)[has_any].sum()))
                 self._batch.drop_drafts(step, new.counts)
+                result.num_drafts = step.num_drafts.astype(np.int32).tobytes()
         self._batch.token_ids[slots_R[rows], step.next_positions[rows]] = ids_R[rows]
         result.token_ids = ids_R[rows].astype(np.int32).tobytes()
         result.failed = [(int(step.sampled[row]), failed[row]) for row in rows.tolist() if row in failed]
@@ -217,8 +221,19 @@ class Runner:
     def _logprobs(self, hidden_R: Words, chosen_R: model.Ints, num_best: int) -> list[TokenLogprobs]:
         return sampling.logprobs(hidden_R, chosen_R, num_best, self._vocab_size)
 
-    def draft(self, slot: int, count: int, weights: Words, chance: Chance) -> list[int]:
-        """Draft a slot's next tokens: each is right or wrong by chance, unless the prompt has features."""
+    def _drafts(self, plan: StepPlan, weights: Words) -> Drafts:
+        """Return drafts for a step, up to the lengths that its plan has. All workers of a rank make the same ones."""
+        drafts: dict[int, list[int]] = {}
+        pairs = zip(np.frombuffer(plan.slots, np.int32), np.frombuffer(plan.max_drafts, np.int32), strict=True)
+        for slot, most in sorted((int(slot), int(most)) for slot, most in pairs):
+            own = random.Random(f"{self._seeds[slot]} {self._batch.num_known[slot]}")
+            length = own.randint(0, most)
+            if length:
+                drafts[slot] = self.draft(slot, length, weights, lambda own=own: own.random() < WRONG_DRAFTS)
+        return Drafts.of(list(drafts), list(drafts.values()))
+
+    def draft(self, slot: int, count: int, weights: Words, is_wrong: Callable[[], bool]) -> list[int]:
+        """Draft a slot's next tokens: each is right or wrong as `is_wrong` says, unless the prompt has features."""
         batch, drafts = self._batch, list[int]()
         num_known = int(batch.num_known[slot])
         tokens = batch.token_ids[slot, :num_known].tolist()
@@ -230,6 +245,5 @@ class Runner:
             picked = sampling.pick(
                 hidden, self._seeds[one], np.array([position]), self._is_greedy[one], self._vocab_size
             )
-            is_wrong = chance.is_so(_WRONG_DRAFTS)
-            drafts.append((int(picked.argmax()) + is_wrong) % self._vocab_size)
+            drafts.append((int(picked.argmax()) + is_wrong()) % self._vocab_size)
         return drafts

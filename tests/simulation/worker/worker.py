@@ -27,7 +27,7 @@ from simulation.worker.meeting import Room, room_at
 from simulation.worker.numbers64 import Words
 from simulation.worker.pending import Launched
 from simulation.worker.preparation import Adapters, Constraints
-from simulation.worker.runner import Runner
+from simulation.worker.runner import WRONG_DRAFTS, Runner
 from simulation.worker.steps import note_step, note_vain_drafting
 from simulation.worker.transfers import Transfers, with_report
 from simulation.worker.weights import NamedNumbers, Weights
@@ -171,7 +171,7 @@ class SimulatedWorker:
         if self._draft_s > _STEP_S and asked is not None and asked.num_speculative_tokens_per_batch_size is None:
             note_vain_drafting()
         return [
-            self._running.draft(slot, count, self._weights.parts, self._chance)
+            self._running.draft(slot, count, self._weights.parts, lambda: self._chance.is_so(WRONG_DRAFTS))
             for slot, count in zip(slots, num_tokens, strict=True)
         ]
 

@@ -65,9 +65,10 @@ def test_an_engine_with_drafts_has_one_step_in_flight_for_each_stage():
     drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
     assert resolve(MODEL, device="cuda", **drafts).max_steps_in_flight == 1
     config = resolve(MODEL, pipeline_parallel_size=2, **drafts)
-    assert (config.max_steps_in_flight, config.tells_tokens) == (2, True)
+    assert (config.max_steps_in_flight, config.tells_tokens, config.workers_draft) == (2, True, False)
+    config = resolve(MODEL, pipeline_parallel_size=2, async_scheduling=True, **drafts)
+    assert (config.max_steps_in_flight, config.tells_tokens, config.workers_draft) == (3, False, True)
     assert resolve(MODEL, async_scheduling=False, max_concurrent_batches=1, **drafts).max_steps_in_flight == 1
-    assert not config.workers_draft
 
 
 @pytest.mark.parametrize("asked", [{"async_scheduling": True}, {"max_concurrent_batches": 2}])

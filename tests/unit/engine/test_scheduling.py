@@ -10,7 +10,8 @@ import pytest
 from configs import make_config
 
 from raycore.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerConfig
-from raycore.engine.scheduling import Shared, make_scheduler
+from raycore.engine.scheduling import Shared, load_scheduler_for, make_scheduler
+from raycore.errors import InvalidConfig
 from raycore.messages import EngineRequest
 from raycore.parts.adapters.scheduler import AdapterLimit
 from raycore.parts.constraints.scheduler import Constraints
@@ -45,6 +46,18 @@ class Foreign:
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.options = options
+
+
+def test_a_class_of_somebody_else_that_cannot_have_workers_draft_is_refused() -> None:
+    config = make_config()
+    scheduler = msgspec.structs.replace(config.scheduler, async_scheduling=True, scheduler_cls=f"{__name__}.Foreign")
+    config = msgspec.structs.replace(config, scheduler=scheduler)
+    assert load_scheduler_for(config) is Foreign
+    speculating = msgspec.structs.replace(config, speculative_config=SpeculativeConfig("ngram", 2))
+    with pytest.raises(InvalidConfig, match="isn't a subclass of raycore's Scheduler"):
+        load_scheduler_for(speculating)
+    own = msgspec.structs.replace(scheduler, scheduler_cls=f"{__name__}.Subclass")
+    assert load_scheduler_for(msgspec.structs.replace(speculating, scheduler=own)) is Subclass
 
 
 def full_config() -> EngineConfig:

@@ -67,7 +67,13 @@ def join_all(config: EngineConfig, use: Any) -> list[Any]:
 def test_a_single_worker_joins_no_groups(tmp_path: Path) -> None:
     groups = WorkerGroups()
     groups.join(set_up(configure(tmp_path), ALONE))
-    assert (groups.ranks.size, groups.experts, groups.source, groups.sink, groups.token_link) == (1, *[None] * 4)
+    assert (groups.ranks.size, groups.experts, groups.source, groups.sink, groups.token_links) == (
+        1,
+        None,
+        None,
+        None,
+        [],
+    )
     assert groups.waited_s() == 0
     groups.leave()
 
@@ -90,7 +96,14 @@ def test_workers_of_a_stage_share_collectives_and_workers_of_two_stages_are_link
 def test_only_the_first_and_the_last_stage_have_a_link_for_tokens(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": 3}))
     config = resolve(str(tmp_path), num_threads=1, load_format="dummy", pipeline_parallel_size=3)
-    assert join_all(config, lambda groups: groups.token_link is not None) == [True, False, True]
+    assert join_all(config, lambda groups: len(groups.token_links)) == [1, 0, 1]
+
+
+def test_all_stages_have_a_link_for_tokens_if_workers_draft(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"num_hidden_layers": 3}))
+    drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}, "async_scheduling": True}
+    config = resolve(str(tmp_path), num_threads=1, load_format="dummy", pipeline_parallel_size=3, **drafts)
+    assert join_all(config, lambda groups: len(groups.token_links)) == [1, 1, 2]
 
 
 def test_workers_of_all_engines_join_one_expert_group(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from raycore.step.batch import Ints
 from raycore.step.device_batch import DeviceBatch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KnownTokens:
     """A batch's arrays. Implements `RunningTokens`."""
 

@@ -20,7 +20,6 @@ class WorkerDrafts(Speculation):
     """Decides how many drafts workers make."""
 
     workers_draft = True
-    is_looking = True
 
     def __init__(self, config: SpeculativeConfig, num_slots: int) -> None:
         super().__init__(config, num_slots)
@@ -28,6 +27,11 @@ class WorkerDrafts(Speculation):
         """Of the step whose result has just arrived."""
         self._num_idle = 0
         """Number of decisions in a row to have no drafts made."""
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether drafts may be made in the next step."""
+        return True
 
     def propose(self, slots: Ints, running: RunningTokens, limits: Ints, budget: int, num_other: int) -> Drafts:
         """Return the maximum lengths of the drafts that the next step should have, without their tokens."""

@@ -5,8 +5,8 @@ import pytest
 from small_model import BLOCK_SIZE, MAX_MODEL_LEN, int32, new_request, plan
 
 from raycore.messages import StepTokens
-from raycore.runner.launched_step import verify
 from raycore.step.batch import SlotBatch
+from raycore.step.verification import verify
 
 
 def make_step(*slots: tuple[list[int], int]):
