@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -36,6 +36,17 @@ class Attention(Protocol):
         [T, query heads · size of a latent].
         """
         ...
+
+
+class NoAttention:
+    """Attention where there are no layers. Implements `Attention`."""
+
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """There is nothing to prepare."""
+
+    def __call__(self, layer: int, qkv_TO: Tensor, /) -> NoReturn:
+        """Nobody calls it."""
+        raise AssertionError("there are no layers")
 
 
 class MixerConstants(NamedTuple):

@@ -41,6 +41,8 @@ def split_layers(spec: ModelSpec, num_stages: int, layer_counts: list[int] | Non
     Raises:
         InvalidConfig: there are more stages than layers, or `layer_counts` doesn't fit.
     """
+    if num_stages == 1 and layer_counts is None:
+        return [Stage.whole(spec)]  # which may have no layers
     if num_stages > spec.num_layers:
         raise InvalidConfig(
             f"pipeline_parallel_size={num_stages} is more than the model's {spec.num_layers} layers "

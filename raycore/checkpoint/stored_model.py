@@ -49,6 +49,7 @@ _BIASED = {
 """The projections that have a bias or have none together, by the field of `ModelSpec`."""
 _PREDICTORS = "layers that predict further tokens, which aren't supported"
 _IMAGES = "for images, which the engine doesn't get"
+_TEXTS = "for texts, which the engine doesn't compute"
 _UNUSED = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "follow from config.json",
     r".*\.self_attn\.([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
@@ -277,6 +278,8 @@ def _without_use(spec: ModelSpec) -> dict[str, str]:
         patterns |= spec.encoder.unused
     if spec.names.images is not None:
         patterns[spec.names.images] = _IMAGES
+    if spec.encodes_only:
+        patterns[".*"] = _TEXTS
     if spec.pooling is not None:
         patterns[rf"{re.escape(spec.names.roots.head)}\..*"] = "the head for texts, which models that pool don't need"
     return patterns

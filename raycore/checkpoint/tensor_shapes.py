@@ -26,8 +26,9 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
 
     `has_tensor`: whether the checkpoint has a tensor, which says how experts are stored.
     """
-    yield spec.names.embedding, (spec.vocab_size, spec.hidden_size)
-    yield spec.names.final_norm, (spec.hidden_size,)
+    if not spec.encodes_only:
+        yield spec.names.embedding, (spec.vocab_size, spec.hidden_size)
+        yield spec.names.final_norm, (spec.hidden_size,)
     if spec.has_head or (spec.pooling is not None and spec.pooling.uses_head_rows):
         yield spec.names.head, (spec.vocab_size, spec.hidden_size)
     if spec.pooling is not None:

@@ -203,15 +203,20 @@ def _checked_ids(request_ids: Sequence[str]) -> list[str]:
 
 
 def validators(config: EngineConfig) -> list[Validator]:
-    """The checks of an engine's logits processors.
+    """The checks of capabilities, and those of an engine's logits processors.
 
     Raises:
         InvalidConfig: a class can't be imported.
     """
+    checks: list[Validator] = []
+    if config.model.spec.encodes_only:
+        from raycore.parts.images.client.encoding_only import check_encoding_only  # imported lazily: few engines do
+
+        checks.append(("images", check_encoding_only))
     if not config.has_logits_processors:
-        return []
+        return checks
     classes = processor_classes(config.plugins, config.logits_processors)
-    return [
+    return checks + [
         (each.__qualname__, each.validate_params)
         for each in classes
         if callable(getattr(each, "validate_params", None))

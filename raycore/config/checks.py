@@ -103,7 +103,7 @@ def check_vision(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSp
         asked = f"speculative_config's method {speculative.method!r}, whose model sees none: use 'ngram' or 'suffix'"
     elif parallel.context_parallel_size > 1:
         asked = f"{_context_options(parallel)}: omit it"
-    elif len(stage.layers) <= num_deep:
+    elif len(stage.layers) <= num_deep and not spec.encodes_only:
         asked = (
             f"a first stage of {len(stage.layers)} layers, because embeddings of images are added in the first "
             f"{num_deep + 1} layers: set pipeline_layers"

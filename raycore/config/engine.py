@@ -135,8 +135,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
         ECTransferConfig | None,
         json_option(
             "Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector, "
-            "or a class of one's own), ec_role (ec_producer, ec_consumer or ec_both), engine_id and "
-            "ec_connector_extra_config, with cpu_bytes_to_use, path and max_path_bytes.",
+            "or a class of one's own), ec_role (ec_producer, which only encodes images, ec_consumer or ec_both), "
+            "engine_id and ec_connector_extra_config, with cpu_bytes_to_use, path and max_path_bytes.",
             convert=parse_ec_transfer_config,
         ),
     ] = None

@@ -54,10 +54,10 @@ from raycore.parts.constraints.config.structured_outputs import parsers_of
 from raycore.parts.drafts.config.drafter import DrafterConfig, resolve_drafter
 from raycore.parts.drafts.config.speculative import SpeculativeConfig, SpeculativeShorthand, with_shorthands
 from raycore.parts.images.config import MultiModalConfig
-from raycore.parts.images.models import without_vision
+from raycore.parts.images.models import without_text, without_vision
 from raycore.parts.pooling.config import PoolingConfig, check_pooling, choose_pooling
 from raycore.parts.routed_experts.config import RoutedExpertsConfig, check_routed_experts
-from raycore.parts.transfers.config.ec_transfer import check_ec_transfer
+from raycore.parts.transfers.config.ec_transfer import ECTransferConfig, check_ec_transfer
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
 from raycore.plugins import find_plugins, import_plugin_file, load_general_plugins
 from raycore.sampling_params import SamplingParams
@@ -140,6 +140,7 @@ def resolve(
     check_quantization(chosen, path, spec)
     check_cache_dtype(chosen)
     check_context_parallel(chosen, parallel, spec)
+    check_ec_transfer(chosen, parallel, spec)
     check_vision(chosen, parallel, spec)
     check_prompt_embeds(chosen, parallel, spec)
     check_steps_in_flight(chosen, parallel)
@@ -156,7 +157,6 @@ def resolve(
     drafter = _drafter(speculative, spec, length, parallel)
     transfer = _kv_transfer(chosen)
     check_kv_transfer(transfer, chosen, spec)
-    check_ec_transfer(chosen.get("ec_transfer_config"), spec)
     config = _part(
         EngineConfig,
         chosen,
@@ -213,7 +213,10 @@ def _model_spec(path: Path, tokenizer: Path, chosen: dict[str, Any], pooling: Po
     spec = load_model_spec(path, impl, length, overrides=overrides, pooling=choice, config_path=config_path)
     limits: dict[str, int] = chosen.get("limit_mm_per_prompt") or {}
     is_text_only = chosen.get("language_model_only", False) or limits.get("image") == 0
-    return without_vision(spec) if is_text_only else spec
+    if is_text_only:
+        return without_vision(spec)
+    transfer: ECTransferConfig | None = chosen.get("ec_transfer_config")
+    return spec if transfer is None or transfer.loads else without_text(spec)
 
 
 def _asked_length(chosen: dict[str, Any]) -> int | None:

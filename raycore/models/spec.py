@@ -263,6 +263,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
     """Which weights are stored quantized, and how. `dtype` is that of the other tensors. None: no weights are."""
     pooling: PoolingSpec | None = None
     """How a model that pools makes its results. None: the model generates."""
+    encodes_only: bool = False
+    """Whether there is only the encoder of images: no layers, and neither embedding nor head."""
     fitted_to: str | None = None
     """The tensors with which this description was compared, as `stored_model` names them. None: with none yet."""
 
@@ -275,6 +277,8 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
             )
         if self.encoder is not None or self.pooling is not None:
             return f"weights of {self.architecture}, which pools, can't be replaced in a running engine"
+        if self.encodes_only:
+            return "weights of an engine that only encodes images can't be replaced while it runs"
         return None
 
     @property
@@ -285,7 +289,7 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
     @property
     def has_head(self) -> bool:
         """Whether the model generates with a head of its own, which isn't the embedding."""
-        return self.pooling is None and not self.tie_word_embeddings
+        return self.pooling is None and not self.tie_word_embeddings and not self.encodes_only
 
     @property
     def max_length(self) -> int:

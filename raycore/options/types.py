@@ -300,8 +300,8 @@ class EngineOptions(VllmOptions, total=False):
     at the endpoint's port plus its number."""
     ec_transfer_config: str | dict[str, Any] | None
     """Keeps embeddings of images outside the encoder cache. Keys as in vLLM: ec_connector (ECStoreConnector, or a class
-    of one's own), ec_role (ec_producer, ec_consumer or ec_both), engine_id and ec_connector_extra_config, with
-    cpu_bytes_to_use, path and max_path_bytes."""
+    of one's own), ec_role (ec_producer, which only encodes images, ec_consumer or ec_both), engine_id and
+    ec_connector_extra_config, with cpu_bytes_to_use, path and max_path_bytes."""
     logits_processors: str | type[Any] | list[str | type[Any]]
     """Classes that change logits before tokens are picked, as vLLM's: subclasses of
     raycore.sampling.logits_processors.LogitsProcessor, or their paths as module:Class. Requests give them arguments in

@@ -104,7 +104,7 @@ def _token_bytes(
         rows = 4 * spec.kv_heads_per_rank(tp_size) * INT64_BYTES
     sizes = mixed * dtype.itemsize, tp_size, dtype.itemsize, limits.num_expert_engines
     parts = [kind.token_bytes(spec, *sizes, is_native=is_native) for kind in spec.feed_forward_kinds]
-    return hidden * dtype.itemsize + rows + max(parts)
+    return hidden * dtype.itemsize + rows + max(parts, default=0)
 
 
 def _logits_bytes(spec: ModelSpec, limits: StepLimits, tp_size: int, dtype: torch.dtype, *, row_by_row: bool) -> int:

@@ -60,14 +60,15 @@ class DecoderWeights:
     """The weights of a decoder, or of one stage of it, on one rank."""
 
     embed_VD: torch.Tensor | IntegerWeight | None
-    """None after the first stage. In integers only where the stage has the head, too, and they are tied."""
+    """None after the first stage, and where only images are encoded. In integers only where the stage has the head,
+    too, and they are tied."""
     lm_head_VD: torch.Tensor | IntegerWeight | None
-    """None before the last stage, and of a model that pools. The same object as `embed_VD` if the stage has both, and
-    the checkpoint ties them."""
+    """None before the last stage, of a model that pools, and where only images are encoded. The same object as
+    `embed_VD` if the stage has both, and the checkpoint ties them."""
     vocab_start: int
     """Token id of the first row of `embed_VD` and `lm_head_VD`. Rows past the vocabulary's end are zero."""
     final_norm_D: torch.Tensor | None
-    """None before the last stage."""
+    """None before the last stage, and where only images are encoded."""
     layers: list[LayerWeights]
     """The stage's layers."""
     vision: dict[str, torch.Tensor] | None = None
@@ -204,7 +205,7 @@ class RankLayout:
             vocab_start=share.vocab_start,
             final_norm_D=self.vector(names.final_norm, hidden) if share.has_head else None,
             layers=[self.layer(index, names.layer(index)) for index in share.layers],
-            vision=self._vision() if self._spec.vision is not None and share.has_embedding else None,
+            vision=self._vision() if self._spec.vision is not None and share.is_first else None,
         )
 
     def _vision(self) -> dict[str, torch.Tensor]:

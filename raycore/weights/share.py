@@ -43,14 +43,19 @@ class WeightShare:
         return range(self.spec.num_layers) if self.stage is None else self.stage.layers
 
     @property
+    def is_first(self) -> bool:
+        """Whether the share is of the first stage, where prompts and their images come in."""
+        return self.stage is None or self.stage.is_first
+
+    @property
     def has_embedding(self) -> bool:
         """Whether the embedding belongs to the share."""
-        return self.stage is None or self.stage.is_first
+        return self.is_first and not self.spec.encodes_only
 
     @property
     def has_head(self) -> bool:
         """Whether the final norm and the head belong to the share."""
-        return self.stage is None or self.stage.is_last
+        return (self.stage is None or self.stage.is_last) and not self.spec.encodes_only
 
     @property
     def adds_biases(self) -> bool:

@@ -83,6 +83,7 @@ class WorkerHooks:
         self.prepare_cache = overridden(parts, WorkerPart.prepare_cache)
         self.around_attention = overridden(parts, WorkerPart.around_attention)
         self.runner_parts = overridden(parts, WorkerPart.runner_parts)
+        self.heads = overridden(parts, WorkerPart.heads)
         self.acts_in_layers = overridden(parts, WorkerPart.acts_in_layers)
         self.warmed_up = overridden(parts, WorkerPart.warmed_up)
         self.begin = overridden(parts, WorkerPart.begin)

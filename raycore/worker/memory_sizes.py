@@ -67,7 +67,7 @@ class MemorySizes:
         """The embeddings of images or prompts that are kept, and what the largest image needs while it is encoded."""
         limits, spec = self.setup.config.encoder_limits, self.setup.config.model.spec
         vision = spec.vision
-        if limits is None or not self.setup.share.has_embedding:
+        if limits is None or not self.setup.share.is_first:
             return 0
         if vision is None:
             # and the values that they are made of, one feature after the other

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from raycore.attention.spec import Attention
+    from raycore.runner.heads import Head
     from raycore.runner.part import RunnerPart
+    from raycore.step.device_batch import DeviceBatch
     from raycore.worker.core import WorkerCore
 
 CalledT = TypeVar("CalledT", bound=Callable[..., Any])
@@ -67,6 +69,13 @@ class WorkerPart:
 
     def runner_parts(self) -> Sequence[RunnerPart]:
         """Return what takes part in the steps of the runner, which is being made."""
+        return ()
+
+    def heads(self, batch: DeviceBatch) -> Sequence[Head]:
+        """Return what ends the steps of the last stage instead of sampling, if the part does: one head.
+
+        `batch`: what the runner that is being made keeps of requests.
+        """
         return ()
 
     def acts_in_layers(self) -> bool:

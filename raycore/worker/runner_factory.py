@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.native import NativeAttention
 from raycore.attention.paged_cache import make_cache
-from raycore.attention.spec import Attention, AttentionSpec
+from raycore.attention.spec import Attention, AttentionSpec, NoAttention
 from raycore.cache_layout import KVCacheConfig
 from raycore.config.logits_processors import processor_classes
 from raycore.decoder.network import FollowsPlans
@@ -98,8 +98,8 @@ def _make_head(
     if not rank.is_last_stage:
         assert groups.sink is not None, "stages are linked"
         return NextStage(groups.sink), model.drafting.make_follower(batch)
-    if config.model.spec.pooling is not None:
-        return _make_pooling(setup, model, batch), NO_DRAFTER
+    for head in (head for heads in core.hooks.heads for head in heads(batch)):
+        return head, NO_DRAFTER
     sampler = Sampler(
         config.model.spec.vocab_size,
         setup.backend.sampling(),
@@ -129,22 +129,6 @@ def _make_processors(setup: WorkerSetup) -> ProcessorBatch:
     except Exception as error:  # users' code may raise anything
         names = ", ".join(f"{each.__module__}.{each.__qualname__}" for each in classes)
         raise InvalidConfig(f"the logits processors {names} failed: {type(error).__name__}: {error}") from error
-
-
-def _make_pooling(setup: WorkerSetup, model: WorkerModel, batch: DeviceBatch) -> Head:
-    # imported lazily: models that generate don't need it
-    from raycore.parts.pooling.layers.pooler import Pooler
-    from raycore.parts.pooling.runner import PoolingHead
-
-    config, spec = setup.config, setup.config.model.spec.pooling
-    assert spec is not None, "the model pools"
-    pooler = Pooler(
-        spec,
-        model.heads,
-        one_by_one=config.model.batch_invariant,
-        computes_whole_prompts=config.scheduler.computes_whole_prompts,
-    )
-    return PoolingHead(pooler, batch)
 
 
 def _make_features(setup: WorkerSetup) -> SlotFeatures | None:
@@ -184,7 +168,10 @@ def _make_store(setup: WorkerSetup, config: ECTransferConfig) -> EmbeddingStore:
 def _make_attention(core: WorkerCore, cache: KVCacheConfig, max_rows: int) -> tuple[Attention, Sequence[FollowsPlans]]:
     """Return what computes the part of the stage's layers that mixes tokens, and what of it follows plans."""
     states = make_state_layers(core.setup, core.model.network)
-    if core.setup.config.model.spec.encoder is None:
+    attention: Attention
+    if not core.setup.stage.layers:
+        attention = NoAttention()
+    elif core.setup.config.model.spec.encoder is None:
         attention = _grouped_attention(core, states, cache, max_rows)
     else:
         attention = _encoder_attention(core.setup)

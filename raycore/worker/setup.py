@@ -91,7 +91,7 @@ class WorkerSetup:
 
         Ranks that share experts have other sizes in every step, and the steps of stages begin or end at a link.
         Where states are read and written is a new number in every step. transformers' code may ask the device for
-        values, which graphs can't. Models that pool have no decodes.
+        values, which graphs can't. Models that pool, and encoders of images alone, have no decodes.
         """
         model = self.config.model
         is_eager = (
@@ -100,6 +100,7 @@ class WorkerSetup:
             or model.spec.why_not("graphs") is not None
             or model.spec.implementation == "transformers"
             or model.spec.pooling is not None
+            or model.spec.encodes_only
         )
         return self.backend.attention_by == "triton" and not is_eager and self.rank.pp_size == 1
 

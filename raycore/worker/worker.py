@@ -27,6 +27,8 @@ from raycore.node.versions import warn_if_untested
 from raycore.parts.adapters.worker import AdapterReader
 from raycore.parts.constraints.worker import GrammarPreparation
 from raycore.parts.experts.worker.regrouping import ExpertRegrouping
+from raycore.parts.images.worker import EncodesOnly
+from raycore.parts.pooling.worker import PoolsHidden
 from raycore.parts.routed_experts.worker import RoutedExpertsOfWorker
 from raycore.parts.transfers.worker import WorkerTransfers
 from raycore.parts.weights.worker.updates import WorkerWeightUpdates
@@ -63,6 +65,8 @@ PARTS: tuple[type[WorkerPart], ...] = (
     WorkerWeights,
     ExpertRegrouping,
     RoutedExpertsOfWorker,
+    PoolsHidden,
+    EncodesOnly,
 )
 """What workers can do besides. Each class says which workers have it, and which of its methods they have, too."""
 

@@ -210,6 +210,12 @@ def _ec(settings: Settings) -> ECTransferConfig:
     return config
 
 
+def told_store(settings: Settings) -> str | None:
+    """What a class of a user's is told that its engine is called."""
+    config = _ec(settings)
+    return store_class(config)(config, "model")._config.engine_id
+
+
 def ec_extra(settings: Settings) -> Any:
     """The same of `ec_connector_extra_config`, and what is asked of the directory."""
     whole = {"ec_connector": "ECStoreConnector", "ec_connector_extra_config": settings}

@@ -6,7 +6,7 @@ An image's *grid* says how many patches it has along each axis: frames, rows and
 
 from __future__ import annotations
 
-__all__ = ["VisionSpec", "gemma3_vision", "qwen2_5_vision", "qwen3_vision", "without_vision"]
+__all__ = ["VisionSpec", "gemma3_vision", "qwen2_5_vision", "qwen3_vision", "without_text", "without_vision"]
 
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -163,6 +163,24 @@ def without_vision(spec: ModelSpec) -> ModelSpec:
     rotations = [None if each is None else msgspec.structs.replace(each, sections=()) for each in spec.rotations]
     is_alone = spec.vision is None and rotations == spec.rotations
     return spec if is_alone else msgspec.structs.replace(spec, vision=None, rotations=rotations)
+
+
+def without_text(spec: ModelSpec) -> ModelSpec:
+    """Return the description of the encoder of images alone. One without an encoder stays as it is."""
+    if spec.vision is None:
+        return spec
+    return msgspec.structs.replace(
+        spec,
+        encodes_only=True,
+        decoder="raycore.parts.images.vision.alone.NoLayers",
+        num_layers=0,
+        layer_windows=[],
+        rotations=[],
+        max_position_embeddings=spec.max_length,
+        latent=None,
+        state=None,
+        moe=None,
+    )
 
 
 def qwen2_5_vision(config: JsonFields) -> VisionSpec:

@@ -37,6 +37,7 @@ from object_settings import (
     routed,
     tags,
     told,
+    told_store,
     trace_file,
     way,
 )
@@ -78,12 +79,6 @@ class Elsewhere(NamedTuple):
     test: str
 
 
-class Gap(NamedTuple):
-    """A setting that should have an effect, and hasn't."""
-
-    why: str
-
-
 # ---- the table
 
 NGRAM: Settings = {"method": "ngram", "num_speculative_tokens": 3}
@@ -108,7 +103,7 @@ class OffloadConnector(KVConnector):
     """A class of a user's with the name of one of raycore's."""
 
 
-ROWS: dict[str, Shown | Refused | Elsewhere | Gap] = {
+ROWS: dict[str, Shown | Refused | Elsewhere] = {
     "speculative_config.method": Shown(("ngram", "suffix"), guess_after(*LOOP), {"num_speculative_tokens": 3}),
     "speculative_config.num_speculative_tokens": Shown(
         (3, 2), guess_after(1, 2, 3, 4, 1), {"method": "ngram", "prompt_lookup_max": 1}
@@ -168,7 +163,7 @@ ROWS: dict[str, Shown | Refused | Elsewhere | Gap] = {
     "kv_events_config.topic": Shown(("", "kv"), events, EVENTS),
     "ec_transfer_config.ec_connector": Shown(("ECStoreConnector", f"{__name__}.OwnStore"), ec_class),
     "ec_transfer_config.ec_role": Shown(("ec_both", "ec_producer"), kept_embeddings, STORE),
-    "ec_transfer_config.engine_id": Gap("nothing reads it"),
+    "ec_transfer_config.engine_id": Shown(("one", "other"), told_store, {"ec_connector": f"{__name__}.OwnStore"}),
     "ec_transfer_config.ec_connector_extra_config": Shown(
         ({"cpu_bytes_to_use": 0}, {"cpu_bytes_to_use": 1000}), kept_embeddings, STORE
     ),

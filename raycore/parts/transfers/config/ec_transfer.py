@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from raycore.errors import InvalidConfig
-from raycore.models.spec import ModelSpec
 from raycore.options.declared import json_object, settings_of
 from raycore.options.vllm_options import ANY, VllmOption, without_effect
 from raycore.plugins import EC_CONNECTORS, plugin_names
+
+if TYPE_CHECKING:
+    from raycore.config.parallel import ParallelConfig
+    from raycore.models.spec import ModelSpec
 
 CONNECTORS = {"ECStoreConnector": "raycore.parts.transfers.connectors.embeddings.EmbeddingStore"}
 """raycore's own: the paths of their classes, by the names that `ec_connector` takes."""
@@ -35,8 +38,9 @@ class ECTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ec_connector: str
     """The path of the connector's class, or the name of a plugin."""
     ec_role: Role = "ec_both"
-    """Whether workers save embeddings, load them, or both."""
+    """Whether workers save embeddings, load them, or both. An engine that only saves them has no model of texts."""
     engine_id: str | None = None
+    """What other engines call this one. Only classes of one's own know it: others share a directory."""
     ec_connector_extra_config: ECStoreSettings = ECStoreSettings()
 
     @property
@@ -80,10 +84,45 @@ def parse_ec_transfer_config(value: str | dict[str, Any] | None) -> ECTransferCo
             f"ec_transfer_config: ec_connector={path!r} is unknown: give one of {', '.join(CONNECTORS)}, the path of a "
             "class, or the name of a plugin"
         )
+    if config.engine_id is not None and path in CONNECTORS.values():
+        raise InvalidConfig(
+            f"ec_transfer_config: engine_id={config.engine_id!r} has no use with ec_connector={config.ec_connector!r}, "
+            "by which engines share a directory: omit it"
+        )
     return msgspec.structs.replace(config, ec_connector=path)
 
 
-def check_ec_transfer(transfer: ECTransferConfig | None, spec: ModelSpec) -> None:
-    """Raise InvalidConfig if a model without images is to share embeddings of images."""
-    if transfer is not None and spec.vision is None:
+_NEEDS_TEXTS = (
+    *("enable_lora", "enable_prefix_caching", "enable_prompt_embeds", "enable_return_routed_experts"),
+    *("kv_events_config", "kv_offloading_size", "kv_transfer_config", "speculative_config", "weight_transfer_config"),
+)
+"""Options that an engine can't have that only encodes images."""
+
+
+def check_ec_transfer(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
+    """Check what is asked of an engine that shares embeddings of images. One that only encodes keeps no prefixes:
+    `chosen` says so afterwards.
+
+    Raises:
+        InvalidConfig: the model has no images, or the engine only encodes, and is asked for more.
+    """
+    transfer: ECTransferConfig | None = chosen.get("ec_transfer_config")
+    if transfer is None:
+        return
+    if spec.vision is None:
         raise InvalidConfig(f"ec_transfer_config: {spec.architecture} has no encoder of images: omit it")
+    if not spec.encodes_only:
+        return
+    asked = next((f"{name}={chosen[name]!r}" for name in _NEEDS_TEXTS if chosen.get(name)), None)
+    if parallel.pipeline_parallel_size > 1:
+        asked = f"pipeline_parallel_size={parallel.pipeline_parallel_size}"
+    elif chosen.get("load_format") == "sharded_state":
+        asked = "load_format='sharded_state'"
+    elif spec.pooling is not None:
+        asked = "a model that pools"
+    if asked is not None:
+        raise InvalidConfig(
+            f"ec_transfer_config: an engine with ec_role='ec_producer' only encodes images, so it can't have {asked}: "
+            "omit it, or use ec_role='ec_both'"
+        )
+    chosen["enable_prefix_caching"] = False  # otherwise, an image of a known prompt wouldn't be encoded and offered

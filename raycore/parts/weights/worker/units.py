@@ -289,7 +289,7 @@ class WeightUnits:
             if is_first or is_last:
                 names = "embedding and head" if is_first and is_last else "embedding" if is_first else "head"
                 yield names, replace(outside, stage=Stage(none, is_first, is_last)), _decoder
-        if spec.vision is not None and whole.has_embedding:
+        if spec.vision is not None and whole.is_first:
             yield "encoder of images", whole, _tower
         for layer in layers:
             stage = Stage(range(layer, layer + 1), is_first=False, is_last=False)

@@ -69,6 +69,7 @@ def test_roles_say_who_saves_and_who_loads(tmp_path: Path):
         ({"ec_connector": "Other"}, "Other"),
         ({}, "ec_connector is missing"),
         ({"ec_connector": "ECStoreConnector", "ec_role": "x"}, "ec_role"),
+        ({"ec_connector": "ECStoreConnector", "engine_id": "one"}, "engine_id='one' has no use"),
         ({"ec_connector": "ECStoreConnector", "ec_connector_extra_config": {"paht": "x"}}, "did you mean path"),
     ],
 )

@@ -1,0 +1,85 @@
+"""An engine that only encodes images, and one that takes its embeddings: each image is encoded once, for both."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from image_prompts import GREEDY, Case, make_case
+from vision_checkpoints import IMAGE, QWEN3, image
+from waiting import eventually
+
+from raycore import LLM, SamplingParams
+from raycore.errors import InvalidRequest
+
+TEXT = f"What is in this image? {IMAGE} Describe it.".replace(IMAGE, "<|vision_start|><|image_pad|><|vision_end|>")
+OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8, "standby_delay_s": None}
+ONE_TOKEN = SamplingParams(max_tokens=1)
+
+# workers can't import a test module, so what they are to call travels whole
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case(QWEN3, tmp_path_factory.mktemp("images"))
+
+
+def start(case: Case, folder: Path, role: str, **options: Any) -> LLM:
+    shared = {"ec_connector": "ECStoreConnector", "ec_connector_extra_config": {"path": str(folder)}, "ec_role": role}
+    return LLM(str(case.path), ec_transfer_config=shared, **OPTIONS, **options)
+
+
+def prompts(*seeds: int) -> list[dict[str, Any]]:
+    return [{"prompt": TEXT, "multi_modal_data": {"image": image(120, 90, seed)}} for seed in seeds]
+
+
+def counts_of(worker: Any) -> tuple[int, int]:
+    store = worker._core.runner._source.images._store
+    return store.num_loaded, store.num_saved
+
+
+def counts(llm: LLM) -> tuple[int, int]:
+    """How many embeddings all workers have loaded and saved."""
+    loaded, saved = zip(*llm.collective_rpc(counts_of), strict=True)
+    return sum(loaded), sum(saved)
+
+
+def tokens(llm: LLM, *seeds: int) -> list[list[int]]:
+    return [list(each.outputs[0].token_ids) for each in llm.generate(prompts(*seeds), GREEDY, use_tqdm=False)]
+
+
+@pytest.mark.timeout(240)
+def test_images_are_encoded_elsewhere_and_killed_encoders_cost_no_token(ray_cluster, case: Case, tmp_path: Path):
+    with (
+        start(case, tmp_path, "ec_producer", data_parallel_size=2) as encoders,
+        start(case, tmp_path, "ec_consumer") as llm,
+    ):
+        encoders.generate(prompts(0), ONE_TOKEN, use_tqdm=False)
+        assert counts(encoders) == (0, 1)
+        assert tokens(llm, 0) == case.expected[:1]
+        assert counts(llm) == (1, 0)
+        with pytest.raises(InvalidRequest, match="only encodes images"):
+            encoders.generate(prompts(0), GREEDY, use_tqdm=False)
+        # each engine has a number of ranks of its own
+        encoders.scale(1)
+        assert (len(encoders.engine_infos), len(llm.engine_infos)) == (1, 1)
+        # an image that nobody has encoded is encoded by the engine that needs it
+        victim = encoders.engine_infos[0].pid
+        os.kill(victim, signal.SIGKILL)
+        llm.reset_prefix_cache()
+        assert tokens(llm, 0, 1) == case.expected[:2]
+        assert counts(llm) == (1, 0), "workers have the first one still"
+        # what takes the rank's place offers embeddings again
+        assert eventually(lambda: [info.pid for info in encoders.engine_infos] not in ([], [victim]))
+        encoders.generate(prompts(2, 3), ONE_TOKEN, use_tqdm=False)
+        assert counts(encoders) == (0, 2)
+        expected = tokens(llm, 2, 3)
+        assert counts(llm) == (3, 0)
+    with LLM(str(case.path), **OPTIONS) as alone:
+        assert tokens(alone, 2, 3) == expected
