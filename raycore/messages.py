@@ -239,6 +239,9 @@ class StepPlan(msgspec.Struct, array_like=True):
     """What the KV connector of the scheduler tells those of the workers, as it encodes that. None: nothing."""
     max_drafts: bytes = b""
     """int32[n]: how many drafts of its own the worker adds to each slot's tokens at most; empty: none."""
+    next_drafts: bytes = b""
+    """int32[n]: how many drafts the last of several stages makes after this step, for the next step of each slot;
+    empty: none. Other stages can't wait for a model's drafts when that step begins."""
 
     @property
     def only_decodes(self) -> bool:

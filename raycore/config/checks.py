@@ -318,6 +318,13 @@ def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> N
             f"{asked} can't be used with speculative_config and enable_return_routed_experts=True, because experts are "
             "kept by tokens' positions, which only workers know then: omit one of them"
         )
+    speculative: SpeculativeConfig | None = speculates
+    is_waiting = not is_async and (num_steps or 1) <= num_stages
+    if speculative is not None and speculative.method == "draft_model" and num_stages > 1 and is_waiting:
+        raise InvalidConfig(
+            f"speculative_config's method 'draft_model' needs async_scheduling=True with pipeline_parallel_size="
+            f"{num_stages}, because only the last stage has the model that drafts: set it, or use 'ngram' or 'suffix'"
+        )
     if num_steps is None:
         return
     if is_async is not None and is_async != (num_steps > 1) and num_stages == 1:

@@ -214,6 +214,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return self.speculative_config is not None and self.max_steps_in_flight > self.parallel.pipeline_parallel_size
 
     @property
+    def drafts_ahead(self) -> bool:
+        """Whether the last of several stages makes a model's drafts after a step, for the next one of its requests."""
+        return self.workers_draft and self.drafter is not None and self.parallel.pipeline_parallel_size > 1
+
+    @property
     def tokens_per_block(self) -> int:
         """Tokens in a block of the KV cache, as the scheduler counts blocks: `block_size` of each worker that holds
         other tokens."""

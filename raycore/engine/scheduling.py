@@ -13,9 +13,9 @@ from raycore.errors import InvalidConfig
 from raycore.executor.base import Executor
 from raycore.parts.adapters.scheduler import AdapterLimit
 from raycore.parts.constraints.scheduler import Constraints
-from raycore.parts.drafts.scheduler.drafting import DraftPlanning
+from raycore.parts.drafts.scheduler.drafting import DraftPlanning, PlanningAhead
 from raycore.parts.drafts.scheduler.speculation import Speculation
-from raycore.parts.drafts.scheduler.worker_drafts import WorkerDrafts
+from raycore.parts.drafts.scheduler.worker_drafts import DraftsAhead, WorkerDrafts
 from raycore.parts.drafts.scheduler.worker_guesses import WorkerGuesses
 from raycore.parts.images.scheduler import EncoderInputs
 from raycore.parts.routed_experts.scheduler import CachedExperts
@@ -43,7 +43,8 @@ def make_speculation(config: EngineConfig, executor: Executor) -> Speculation | 
     if config.speculative_config is None:
         return None
     if config.workers_draft:
-        return WorkerDrafts(config.speculative_config, config.scheduler.max_num_seqs)
+        kind = DraftsAhead if config.drafts_ahead else WorkerDrafts
+        return kind(config.speculative_config, config.scheduler.max_num_seqs)
     drafter, take = config.drafter, executor.take_draft_token_ids
     source = None if drafter is None else WorkerGuesses(drafter, take)
     return Speculation(config.speculative_config, config.scheduler.max_num_seqs, source)
@@ -101,7 +102,7 @@ def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
     if config.routed_experts.enable_return_routed_experts:
         yield CachedExperts(config.model.spec)
     if shared.speculation is not None:
-        yield DraftPlanning(shared.speculation)
+        yield (PlanningAhead if config.drafts_ahead else DraftPlanning)(shared.speculation)
     if config.encoder_limits is not None:
         yield EncoderInputs(config.encoder_limits)
     if config.lora.enable_lora:

@@ -41,7 +41,7 @@ class ReturnedTokens(RunnerPart):
         self._receiver.take_for(plan)
 
     def begin(self, plan: StepPlan, step: StepInputs, tensors: StepTensors, result: StepResult) -> None:
-        self._receiver.note(step, tensors)
+        self._receiver.note(step, tensors, plan.next_drafts)
 
     def finish(self) -> None:
         self._receiver.finish()

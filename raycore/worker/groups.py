@@ -233,13 +233,13 @@ def _token_takers(setup: WorkerSetup) -> list[int]:
 
 
 def _link_tokens(workers: Rendezvous, setup: WorkerSetup, stage: int) -> Link:
-    """Return this worker's end of the link by which the last stage returns sampled tokens to `stage`."""
+    """Return this worker's end of the link by which the last stage returns sampled tokens, and drafts, to `stage`."""
     rank, config = setup.rank, setup.config
     return workers.link(
         f"tokens for stage {stage}, {rank.pcp_rank}, {rank.tp_rank}",
         sends=rank.is_last_stage,
         capacity_bytes=config.scheduler.max_num_seqs * (1 + config.max_drafts) * torch.int32.itemsize,
-        num_ahead=setup.most_steps_in_flight,
+        num_ahead=setup.most_steps_in_flight * (1 + config.drafts_ahead),
     )
 
 

@@ -58,19 +58,21 @@ def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
     attention, followers = _make_attention(core, cache, max_rows)
     rows = groups.rows or ALL_ROWS
+    head, drafting = _make_head(core, batch, rows, cache.num_blocks, max_rows)
     runner = ModelRunner(
         model.network,
         attention,
         batch,
         _make_source(core, batch, rows),
-        *_make_head(core, batch, rows, cache.num_blocks, max_rows),
+        head,
+        drafting,
         threads=model.threads,
         rows=rows,
         execution=_make_execution(core, attention, has_graphs=bool(sizes)),
         parts=[
             *map(PlanFollower, followers),
             *_adapted_rows(core, batch, rows),
-            *_returned_tokens(core, batch),
+            *_returned_tokens(core, batch, drafting),
             *(part for runner_parts in core.hooks.runner_parts for part in runner_parts()),
         ],
     )
@@ -112,7 +114,7 @@ def _make_head(
     if links:
         agree = also_sent(links, agree)
     head = SamplingHead(model.network, batch, sampler, rows, reports=rank.reports_steps, agree=agree)
-    drafted = Drafted(model.network, batch, sampler, model.threads, num_blocks, max_rows)
+    drafted = Drafted(model.network, batch, sampler, model.threads, num_blocks, max_rows, links)
     return head, model.drafting.make_drafter(drafted)
 
 
@@ -267,10 +269,14 @@ def _adapted_rows(core: WorkerCore, batch: DeviceBatch, rows: StepRows) -> list[
     return [] if adapters is None else [AdaptedRows(adapters.rows, batch, rows)]
 
 
-def _returned_tokens(core: WorkerCore, batch: DeviceBatch) -> list[RunnerPart]:
+def _returned_tokens(core: WorkerCore, batch: DeviceBatch, drafting: Drafting) -> list[RunnerPart]:
     links, setup = core.groups.token_links, core.setup
     # no token follows the prompts of a model that pools
     if setup.rank.is_last_stage or setup.config.model.spec.pooling is not None:
         return []
-    sizes, on_host = setup.most_steps_in_flight, setup.config.workers_draft
-    return [ReturnedTokens(TokenReceiver(link, batch, sizes, on_host=on_host)) for link in links]
+    drafts: dict[str, Any] = {
+        "on_host": setup.config.workers_draft,
+        "max_drafts": setup.config.max_drafts,
+        "take_drafts": drafting.store,
+    }
+    return [ReturnedTokens(TokenReceiver(link, batch, setup.most_steps_in_flight, **drafts)) for link in links]

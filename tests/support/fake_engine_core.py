@@ -36,9 +36,9 @@ from raycore.parts.adapters.scheduler import AdapterLimit
 from raycore.parts.constraints.scheduler import Constraints
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.drafts.guesses.drafts import Drafts
-from raycore.parts.drafts.scheduler.drafting import DraftPlanning
+from raycore.parts.drafts.scheduler.drafting import DraftPlanning, PlanningAhead
 from raycore.parts.drafts.scheduler.speculation import Speculation
-from raycore.parts.drafts.scheduler.worker_drafts import WorkerDrafts
+from raycore.parts.drafts.scheduler.worker_drafts import DraftsAhead, WorkerDrafts
 from raycore.parts.experts.models import MoeSpec
 from raycore.parts.images.config import EncoderLimits
 from raycore.parts.images.scheduler import EncoderInputs
@@ -142,9 +142,21 @@ class DraftingWorkers(WorkerDrafts):
         super().__init__(SpeculativeConfig("ngram", MAX_DRAFTS), 64)
 
     def propose(self, slots, running, limits, budget, num_other):
+        return self._asked(slots, limits, budget, num_other)
+
+    def _asked(self, slots, limits, budget, num_other):
         lengths = np.minimum(limits, MAX_DRAFTS)
         lengths = np.minimum(lengths, np.maximum(budget - (np.cumsum(lengths) - lengths), 0))
         return Drafts(slots, lengths, np.zeros((len(slots), 0), np.int32)).shortened(lengths)
+
+
+class LastStageDrafting(DraftsAhead):
+    """Asks for as many drafts after each step."""
+
+    def __init__(self) -> None:
+        super().__init__(SpeculativeConfig("ngram", MAX_DRAFTS), 64)
+
+    _asked = DraftingWorkers._asked
 
 
 class FakeStates:
@@ -279,7 +291,10 @@ class FakeModelRunner:
         """By slot: how many of its last known tokens are drafts of this step."""
         self.num_right = cycle([0])
         """How many tokens of each of its own drafts are right, in turn."""
+        self.drafts: dict[int, list[int]] = {}
+        """By slot: what was drafted after its last step."""
         self.depth = 1
+        self.drafts_ahead = False
         self.reports_experts = False
         self.unseen: deque[set[int]] = deque()
         """For each step whose result the scheduler hasn't seen: the slots for which it made a token."""
@@ -333,6 +348,11 @@ class FakeModelRunner:
         num_drafts = [self.num_drafts.get(slot, 0) for slot in slots]
         tokens = [self._read_and_sample(slot, start) for slot, start in zip(slots, starts, strict=True)]
         self.unseen.append({slot for slot, new in zip(slots, tokens, strict=True) if new})
+        for slot, new, most in zip(slots, tokens, _ints(plan.next_drafts), strict=False):
+            assert self.drafts_ahead
+            if most:
+                assert new
+                self.drafts[slot] = self._make_draft(slot, most)
         return StepResult(
             plan.step,
             np.array([token for new in tokens for token in new], np.int32).tobytes(),
@@ -355,11 +375,17 @@ class FakeModelRunner:
 
     def _draft(self, slot: int, most: int) -> None:
         """Add a draft to the known tokens, at most as long as the plan says."""
-        known, num_right = self.known[slot], next(self.num_right) if most else 0
+        known = self.known[slot]
         assert not most or self.computed[slot] == len(known) - 1
-        length = min(most, 1 + num_right)
-        known += draft_after(known, self.rows[slot].seed, length, num_right)
-        self.num_drafts[slot] = length
+        draft = self.drafts.pop(slot, None)
+        if draft is None:
+            draft = [] if self.drafts_ahead else self._make_draft(slot, most)
+        known += draft[:most]
+        self.num_drafts[slot] = len(draft[:most])
+
+    def _make_draft(self, slot: int, most: int) -> list[int]:
+        num_right = next(self.num_right) if most else 0
+        return draft_after(self.known[slot], self.rows[slot].seed, min(most, 1 + num_right), num_right)
 
     def _chosen_experts(self, slots: list[int], starts: list[int], counts: list[int]) -> list[tuple[int, TokenReport]]:
         chosen = [
@@ -393,6 +419,7 @@ class FakeModelRunner:
             slots.discard(new.slot)
         self.rows[new.slot] = new
         self.known[new.slot] = _ints(new.token_ids)
+        self.drafts.pop(new.slot, None)
         self.computed[new.slot] = new.num_computed_tokens
         self.blocks[new.slot] = self._by_group(new.block_ids)
         self.num_resumed += len(self.known[new.slot]) > new.num_prompt_tokens
@@ -499,11 +526,13 @@ class FakeEngineCore:
         kv_events: list | None = None,
         has_experts: bool = False,
         workers_draft: bool = False,
+        drafts_ahead: bool = False,
     ) -> None:
         """
         Args:
             num_right: how many tokens of each draft are right, in turn. None: there are no drafts.
             workers_draft: whether the runner makes the drafts, which are then as long as they are right, and one more.
+            drafts_ahead: whether it does so after the step before.
             windows: those of the groups of layers.
             num_prefix_states: of a model whose layers keep states. None: they don't.
             encoder: of a model that takes more than text. None: it doesn't.
@@ -528,8 +557,11 @@ class FakeEngineCore:
         if enable_prefix_caching and state_rows is not None:
             parts.append(PrefixStates(state_rows))
         if num_right is not None:
-            speculation = DraftingWorkers() if workers_draft else Clairvoyant(num_right, self.requests)
-            parts.append(DraftPlanning(speculation))
+            if drafts_ahead:
+                parts.append(PlanningAhead(LastStageDrafting()))
+            else:
+                speculation = DraftingWorkers() if workers_draft else Clairvoyant(num_right, self.requests)
+                parts.append(DraftPlanning(speculation))
         if encoder is not None:
             parts.append(EncoderInputs(encoder))
         if connector is not None:
@@ -556,6 +588,7 @@ class FakeEngineCore:
         self.runner = FakeModelRunner(num_blocks, block_size, max_drafts, windows, states, self.encoder)
         self.runner.reports_experts = has_experts
         self.runner.num_right, self.runner.depth = cycle(num_right or [0]), depth
+        self.runner.drafts_ahead = drafts_ahead
         self.depth = depth
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.tokens: dict[int, list[int]] = {}

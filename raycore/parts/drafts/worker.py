@@ -17,6 +17,7 @@ from raycore.config import EngineConfig
 from raycore.decoder.network import Network
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
+from raycore.parallel.links import Link
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.drafts.checkpoint import Eagle3Spec
 from raycore.parts.drafts.config.drafter import DrafterConfig
@@ -24,10 +25,11 @@ from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.drafts.decoder import Eagle3Head
 from raycore.parts.drafts.guesses.from_tokens import guesses_from_tokens
 from raycore.parts.drafts.runner.draft_model import DraftModel
-from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter, Drafting, DraftNetwork
+from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter, Drafting, DraftNetwork, StepDrafting
 from raycore.parts.drafts.runner.eagle3 import Eagle3
 from raycore.parts.drafts.runner.rows import num_scratch_blocks
 from raycore.parts.drafts.runner.shared_drafts import DraftsOfFirst, own_drafts
+from raycore.parts.drafts.runner.stored_drafts import DraftsAfterSteps, StoredDrafts
 from raycore.parts.drafts.runner.token_guesses import SharedDrafts, TokenGuesses
 from raycore.parts.drafts.weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
 from raycore.runner.compute_threads import ComputeThreads
@@ -54,6 +56,12 @@ class Drafted(NamedTuple):
     """Of the KV cache. What drafts has as many, and scratch blocks."""
     max_rows: int
     """The largest number of decodes in a step, padding included."""
+    links: Sequence[Link] = ()
+    """To earlier stages, which get the drafts."""
+
+    def for_stages(self, drafting: StepDrafting, max_tokens: int) -> Drafting:
+        """Return what drafts as `drafting`, for a step that begins on an earlier stage if there is any."""
+        return DraftsAfterSteps(drafting, self.links, self.batch, max_tokens) if self.links else drafting
 
 
 class DraftWorker:
@@ -117,11 +125,24 @@ class GuessingWorker(DraftWorker):
 class TakingWorker(DraftWorker):
     """Takes the first worker's drafts."""
 
-    def __init__(self, ranks: TensorParallel, device: torch.device) -> None:
+    def __init__(self, ranks: TensorParallel, device: torch.device, max_tokens: int) -> None:
+        """`max_tokens`: maximum length of a draft."""
         self._share = DraftsOfFirst(ranks, device)
+        self._max_tokens = max_tokens
 
     def make_drafter(self, drafted: Drafted) -> Drafting:
-        return SharedDrafts(self._share)
+        return drafted.for_stages(SharedDrafts(self._share), self._max_tokens)
+
+
+class FollowingWorker(DraftWorker):
+    """On a stage before the one that has the model: takes its drafts."""
+
+    def __init__(self, max_tokens: int) -> None:
+        """`max_tokens`: maximum length of a draft."""
+        self._max_tokens = max_tokens
+
+    def make_follower(self, batch: DeviceBatch) -> Drafting:
+        return StoredDrafts(len(batch.host.num_known), self._max_tokens)
 
 
 class NetworkDrafts(DraftWorker, ABC):
@@ -185,7 +206,7 @@ class NetworkDrafts(DraftWorker, ABC):
 
     def make_drafter(self, drafted: Drafted) -> Drafting:
         share = own_drafts if self._ranks.size == self._all_ranks.size else DraftsOfFirst(self._all_ranks, self._device)
-        return Drafter(
+        drafter = Drafter(
             self._make_network(drafted),
             drafted.batch,
             drafted.sampler,
@@ -193,6 +214,7 @@ class NetworkDrafts(DraftWorker, ABC):
             share=share,
             **self._sizes(drafted),
         )
+        return drafted.for_stages(drafter, self._drafter.num_speculative_tokens)
 
     @abstractmethod
     def _make_network(self, drafted: Drafted) -> DraftNetwork:
@@ -332,8 +354,11 @@ def make_draft_worker(
     if drafter is None:
         speculative = config.speculative_config if config.workers_draft else None
         return NO_DRAFTING if speculative is None else GuessingWorker(speculative)
+    if not rank.is_last_stage:
+        return FollowingWorker(drafter.num_speculative_tokens)
     if drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps:
-        return TakingWorker(ranks, setup.device) if config.workers_draft else NO_DRAFTING
+        sizes = setup.device, drafter.num_speculative_tokens
+        return TakingWorker(ranks, *sizes) if config.workers_draft else NO_DRAFTING
     of_worker = setup.config, drafter, ranks, setup.device, setup.dtype
     if drafter.head is not None:
         return HeadWorker(drafter.head, *of_worker)

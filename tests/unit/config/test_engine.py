@@ -71,6 +71,16 @@ def test_an_engine_with_drafts_has_one_step_in_flight_for_each_stage():
     assert resolve(MODEL, async_scheduling=False, max_concurrent_batches=1, **drafts).max_steps_in_flight == 1
 
 
+def test_a_draft_model_of_several_stages_needs_steps_in_flight_for_its_drafts():
+    options = {"pipeline_parallel_size": 2, "speculative_config": {"model": MODEL, "num_speculative_tokens": 3}}
+    config = resolve(MODEL, async_scheduling=True, **options)
+    assert (config.workers_draft, config.drafts_ahead) == (True, True)
+    with pytest.raises(InvalidConfig, match="'draft_model' needs async_scheduling=True"):
+        resolve(MODEL, **options)
+    config = resolve(MODEL, async_scheduling=True, speculative_config=options["speculative_config"])
+    assert (config.workers_draft, config.drafts_ahead) == (True, False)
+
+
 @pytest.mark.parametrize("asked", [{"async_scheduling": True}, {"max_concurrent_batches": 2}])
 def test_workers_draft_if_several_steps_of_a_stage_are_in_flight(asked):
     drafts = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}

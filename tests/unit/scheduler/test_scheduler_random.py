@@ -42,6 +42,7 @@ def engines(draw: st.DrawFn, windows: st.SearchStrategy[list[int | None]]) -> Fa
         mamba_block_size=draw(st.sampled_from([None, block_size, 3 * block_size])),
         has_experts=own[0] is None and not workers_draft and draw(st.booleans()),
         workers_draft=workers_draft,
+        drafts_ahead=workers_draft and draw(st.booleans()),
     )
 
 

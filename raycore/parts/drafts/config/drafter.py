@@ -58,8 +58,11 @@ def resolve_drafter(
     assert config.model is not None
     path = find_directory(config.model, of="the draft model")
     draft_tp_size = tp_size if config.draft_tensor_parallel_size is None else config.draft_tensor_parallel_size
-    if pp_size > 1:
-        raise _error(f"method={config.method!r} can't be used with pipeline_parallel_size={pp_size}: use ngram, suffix")
+    if pp_size > 1 and config.method == "eagle3":
+        raise _error(
+            f"method='eagle3' can't be used with pipeline_parallel_size={pp_size}, because a head reads "
+            "hidden states of several stages: use ngram, suffix or draft_model"
+        )
     if draft_tp_size not in (1, tp_size):
         raise _error(f"draft_tensor_parallel_size={draft_tp_size}: expected 1 or tensor_parallel_size={tp_size}")
     if config.method == "eagle3":

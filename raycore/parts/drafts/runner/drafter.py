@@ -11,6 +11,7 @@ from abc import abstractmethod
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.decoder.network import Taps
@@ -71,6 +72,10 @@ class Drafting(RunnerPart):
     def for_step(self, plan: StepPlan) -> Drafts:
         """Return drafts for a step, as its plan's `max_drafts` asks, after applying it. Waits for the device."""
         return NO_DRAFTS
+
+    def store(self, slots: Ints, drafts: NDArray[np.int32]) -> None:
+        """Take drafts of another stage, for the next step of these slots: int32[n, 1 + k], the length and the tokens
+        of each."""
 
 
 NO_DRAFTER = Drafting()

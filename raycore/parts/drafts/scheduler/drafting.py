@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from raycore.messages import StepResult
+from raycore.messages import StepPlan, StepResult
 from raycore.parts.drafts.guesses.drafts import Drafts
 from raycore.parts.drafts.scheduler.speculation import Speculation
 from raycore.scheduler.outputs import StepOutputs
@@ -79,3 +79,12 @@ class DraftPlanning(SchedulerPart):
 
     def load(self) -> dict[str, Any]:
         return {"drafts": self.speculation.stats}
+
+
+class PlanningAhead(DraftPlanning):
+    """Has the last of several stages make drafts after a step, for the next one of its requests."""
+
+    def plan_finished(self, plan: StepPlan) -> None:
+        next_drafts = self.speculation.next_drafts(np.frombuffer(plan.slots, np.int32).astype(np.int64))
+        if next_drafts.any():
+            plan.next_drafts = next_drafts.tobytes()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raycore.messages import DraftStats
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
@@ -71,6 +72,10 @@ class Speculation:
         """By position in a draft: number of tokens that were right."""
         self.stats = DraftStats(0, 0, tuple(self._accepted.tolist()))
         """What has become of the drafts so far."""
+
+    def next_drafts(self, slots: Ints) -> NDArray[np.int32]:
+        """Return how many drafts workers make after a step, for the next one of each of its slots."""
+        return np.zeros(len(slots), np.int32)
 
     def forget(self, slot: int, num_prompt_tokens: int) -> None:
         """Note that a request has left its slot. `num_prompt_tokens`: of its tokens, the rest is output."""

@@ -8,6 +8,7 @@ verified.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts, Ints
@@ -28,13 +29,17 @@ class WorkerDrafts(Speculation):
         self._num_idle = 0
         """Number of decisions in a row to have no drafts made."""
 
+    def propose(self, slots: Ints, running: RunningTokens, limits: Ints, budget: int, num_other: int) -> Drafts:
+        """Return the maximum lengths of the drafts that the next step should have, without their tokens."""
+        return self._asked(slots, limits, budget, num_other)
+
     @property
     def is_looking(self) -> bool:
         """Whether drafts may be made in the next step."""
         return True
 
-    def propose(self, slots: Ints, running: RunningTokens, limits: Ints, budget: int, num_other: int) -> Drafts:
-        """Return the maximum lengths of the drafts that the next step should have, without their tokens."""
+    def _asked(self, slots: Ints, limits: Ints, budget: int, num_other: int) -> Drafts:
+        """Return the maximum lengths of drafts that pay."""
         num_decodes, most = len(slots), self._config.num_speculative_tokens
         has_room = limits > 0
         if num_other > most * num_decodes or budget <= 0 or not has_room.any():
@@ -60,3 +65,29 @@ class WorkerDrafts(Speculation):
     def observe(self, num_tokens: int, has_drafts: bool, duration_s: float) -> None:
         num_verified, self._num_verified = self._num_verified, 0
         super().observe(num_tokens + num_verified, num_verified > 0, duration_s)
+
+
+class DraftsAhead(WorkerDrafts):
+    """For several stages and a draft model: drafts are made after a step, for the next one of its requests."""
+
+    def __init__(self, config: SpeculativeConfig, num_slots: int) -> None:
+        super().__init__(config, num_slots)
+        self._next = np.zeros(num_slots, np.int64)
+        """By slot: how many drafts are made after its last step."""
+
+    def propose(self, slots: Ints, running: RunningTokens, limits: Ints, budget: int, num_other: int) -> Drafts:
+        """Return the maximum lengths of the drafts that the next step should have, of those that are made by then."""
+        lengths = np.minimum(self._next[slots], limits)
+        lengths = np.minimum(lengths, np.maximum(budget - (np.cumsum(lengths) - lengths), 0))
+        # of the next step of these slots, nothing is known but that it may be like this one
+        asked = self._asked(slots, limits, budget, num_other)
+        self._next[slots] = 0
+        self._next[asked.slots] = asked.lengths
+        return Drafts(slots, lengths, np.zeros((len(slots), 0), np.int32)).shortened(lengths)
+
+    def next_drafts(self, slots: Ints) -> NDArray[np.int32]:
+        return self._next[slots].astype(np.int32)
+
+    def forget(self, slot: int, num_prompt_tokens: int) -> None:
+        super().forget(slot, num_prompt_tokens)
+        self._next[slot] = 0
