@@ -13,6 +13,7 @@ from raycore.messages import StepPlan, StepResult, TokenReport
 from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter, Drafting, StepDrafting
 from raycore.parts.drafts.runner.stored_drafts import DraftsAfterSteps, StoredDrafts
 from raycore.parts.drafts.runner.token_guesses import SharedDrafts, TokenGuesses
+from raycore.parts.images.worker import NoTexts
 from raycore.parts.pooling.runner import PoolingHead
 from raycore.parts.routed_experts.worker import AllRowsToo, ChosenExperts
 from raycore.runner.heads import Head, NextStage
@@ -24,7 +25,7 @@ from raycore.runner.step_parts import AdaptedRows, Lockstep, ReturnedTokens
 BASES: list[type] = [RunnerPart, Source, Head, Drafting, StepDrafting]
 PARTS: list[type[RunnerPart]] = [
     *(AdaptedRows, Drafter, PlanFollower, Lockstep, NextStage, PoolingHead, ReturnedTokens, SamplingHead, StageBefore),
-    *(DraftsAfterSteps, StoredDrafts),
+    *(DraftsAfterSteps, NoTexts, StoredDrafts),
     *(AllRowsToo, ChosenExperts, SharedDrafts, TokenGuesses, Tokens, TokensWithImages),
 ]
 
