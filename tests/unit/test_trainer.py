@@ -103,6 +103,55 @@ def test_gradients_are_those_of_the_model(model):
     assert torch.get_num_threads() == num_threads
 
 
+def packed(sequences: list[list[int]], lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of so many of the sequences each: tokens, mask and positions."""
+    rest = iter(sequences)
+    rows = [[next(rest) for _ in range(number)] for number in lengths]
+    width = max(sum(len(each) + 1 for each in row) for row in rows)
+    ids_BL, mask_BL, position_ids = (torch.zeros(len(rows), width, dtype=torch.int64) for _ in range(3))
+    for index, row in enumerate(rows):
+        end = 0
+        for place, each in enumerate(row):
+            end += place % 2  # every second one follows without padding
+            own = index, slice(end, end + len(each))
+            ids_BL[own], mask_BL[own], position_ids[own] = torch.tensor(each), 1, torch.arange(len(each))
+            end += len(each)
+    return ids_BL, mask_BL, position_ids
+
+
+def test_packed_sequences_have_the_numbers_and_gradients_of_sequences_in_rows(model):
+    sequences = [*PROMPTS, [3], [40, 41, 42]]
+    ids_BL, mask_BL = padded(sequences, on_left=False)
+    options = OPTIONS | {"dtype": "float32"}
+    by_row_BL = logprobs(model, ids_BL, mask_BL, **options)
+    by_row_BL.sum().backward()
+    expected = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+    packed_BL, packed_mask_BL, position_ids = packed(sequences, [3, 2])
+    found_BL = logprobs(model, packed_BL, packed_mask_BL, position_ids=position_ids, **options)
+    found = found_BL[found_BL != 0].tolist()
+    assert found == by_row_BL[by_row_BL != 0].tolist()
+    assert len(found) == sum(len(each) - 1 for each in sequences)
+    found_BL.sum().backward()
+    for weight, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(weight.grad, gradient, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("position_ids", "mask_BL", "message"),
+    [
+        ([[0, 1, 2]], None, r"torch.int64\[1, 3\]"),
+        ([[0, 1, 3, 4]], None, "position_ids has 3 at token 2 of row 0"),
+        ([[1, 2, 0, 1]], None, "position_ids has 1 at token 0 of row 0"),
+        ([[0, 1, 2, 3]], [[1, 0, 1, 1]], "position_ids has 2 at token 2 of row 0"),
+    ],
+)
+def test_positions_that_are_not_those_of_sequences_are_refused(model, position_ids, mask_BL, message):
+    mask_BL = None if mask_BL is None else torch.tensor(mask_BL)
+    with pytest.raises(InvalidInput, match=message), torch.no_grad():
+        logprobs(model, torch.ones(1, 4).long(), mask_BL, position_ids=torch.tensor(position_ids), **OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("ids_BL", "mask_BL", "message"),
     [
