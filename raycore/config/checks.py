@@ -320,10 +320,11 @@ def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> N
         )
     speculative: SpeculativeConfig | None = speculates
     is_waiting = not is_async and (num_steps or 1) <= num_stages
-    if speculative is not None and speculative.method == "draft_model" and num_stages > 1 and is_waiting:
+    if speculative is not None and speculative.has_model and num_stages > 1 and is_waiting:
         raise InvalidConfig(
-            f"speculative_config's method 'draft_model' needs async_scheduling=True with pipeline_parallel_size="
-            f"{num_stages}, because only the last stage has the model that drafts: set it, or use 'ngram' or 'suffix'"
+            f"speculative_config's method {speculative.method!r} needs async_scheduling=True with "
+            f"pipeline_parallel_size={num_stages}, because only the last stage has what drafts: set it, or use 'ngram' "
+            "or 'suffix'"
         )
     if num_steps is None:
         return

@@ -219,6 +219,11 @@ class EngineConfig(msgspec.Struct, frozen=True):
         return self.workers_draft and self.drafter is not None and self.parallel.pipeline_parallel_size > 1
 
     @property
+    def reads_hidden_states(self) -> bool:
+        """Whether a head drafts."""
+        return self.drafter is not None and self.drafter.head is not None
+
+    @property
     def tokens_per_block(self) -> int:
         """Tokens in a block of the KV cache, as the scheduler counts blocks: `block_size` of each worker that holds
         other tokens."""

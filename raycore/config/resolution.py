@@ -330,7 +330,6 @@ def _drafter(
         length,
         parallel.tensor_parallel_size,
         expert_parallel=parallel.enable_expert_parallel,
-        pp_size=parallel.pipeline_parallel_size,
     )
 
 

@@ -31,6 +31,8 @@ class WeightShare:
     formats: LinearFormats = CONVERTED
     """Of the linear layers' weights."""
 
+    embeds: bool = False
+    """Whether the embedding belongs to the share although the first layer may not: a head that drafts reads it."""
     gathers: bool = False
     """Whether the weights of linear layers are `GatheredRows`, if they are numbers of `dtype`."""
 
@@ -50,7 +52,7 @@ class WeightShare:
     @property
     def has_embedding(self) -> bool:
         """Whether the embedding belongs to the share."""
-        return self.is_first and not self.spec.encodes_only
+        return (self.is_first or self.embeds) and not self.spec.encodes_only
 
     @property
     def has_head(self) -> bool:

@@ -15,7 +15,7 @@ from raycore.decoder.network import FollowsPlans
 from raycore.errors import InvalidConfig
 from raycore.parallel.returned_tokens import TokenReceiver
 from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafting
-from raycore.parts.drafts.worker import Drafted
+from raycore.parts.drafts.worker import Drafted, Followed
 from raycore.parts.images.runner import StepImages
 from raycore.runner.decode_graphs import CudaCapture, DecodeGraphs, decode_sizes
 from raycore.runner.execution import BY_OPERATION, GraphedSteps, StepExecution
@@ -97,9 +97,11 @@ def _make_head(
     """Return what the stage does with its final hidden states, and what drafts tokens with its sampler."""
     setup, model, groups, rank = core.setup, core.model, core.groups, core.rank
     config, links = setup.config, groups.token_links
+    sources = [] if groups.source is None else [groups.source]
     if not rank.is_last_stage:
         assert groups.sink is not None, "stages are linked"
-        return NextStage(groups.sink), model.drafting.make_follower(batch)
+        followed = Followed(model.network, batch, sources, groups.sink)
+        return NextStage(groups.sink), model.drafting.make_follower(followed)
     for head in (head for heads in core.hooks.heads for head in heads(batch)):
         return head, NO_DRAFTER
     sampler = Sampler(
@@ -114,7 +116,7 @@ def _make_head(
     if links:
         agree = also_sent(links, agree)
     head = SamplingHead(model.network, batch, sampler, rows, reports=rank.reports_steps, agree=agree)
-    drafted = Drafted(model.network, batch, sampler, model.threads, num_blocks, max_rows, links)
+    drafted = Drafted(model.network, batch, sampler, model.threads, num_blocks, max_rows, links, sources)
     return head, model.drafting.make_drafter(drafted)
 
 

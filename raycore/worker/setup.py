@@ -71,7 +71,8 @@ class WorkerSetup:
         """What the worker holds of the model's weights."""
         spec, rank = self.config.model.spec, self.rank
         return WeightShare(
-            spec, self.dtype, rank.tp_rank, rank.tp_size, self.stage, self.experts, self.device, self.formats
+            *(spec, self.dtype, rank.tp_rank, rank.tp_size, self.stage, self.experts, self.device, self.formats),
+            embeds=rank.is_last_stage and self.config.reads_hidden_states,
         )
 
     @property

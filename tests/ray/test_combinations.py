@@ -54,8 +54,6 @@ class Row(NamedTuple):
 
 BY_WORKERS = ("draft_model", "eagle3")
 """The methods for which workers compute guesses."""
-OF_ONE_STAGE = ("eagle3",)
-"""Those that can't be used with several stages."""
 COLUMNS = [
     (None, "ngram", "suffix", *BY_WORKERS),
     (1, 2),
@@ -66,24 +64,23 @@ COLUMNS = [
     (False, True),
 ]
 ROWS = [
-    Row(None, 1, 2, 1, True, "native", True),
-    Row(None, 2, 1, 2, False, "torch", False),
+    Row(None, 1, 2, 1, True, "native", False),
+    Row(None, 2, 1, 2, False, "torch", True),
     Row("ngram", 2, 2, 1, False, "torch", True),
     Row("ngram", 1, 1, 2, True, "native", False),
-    Row("suffix", 1, 2, 2, True, "torch", False),
-    Row("suffix", 2, 1, 1, False, "native", True),
+    Row("suffix", 1, 2, 2, True, "torch", True),
+    Row("suffix", 2, 1, 1, False, "native", False),
     Row("draft_model", 2, 2, 1, True, "native", True),
     Row("draft_model", 1, 1, 2, False, "torch", False),
-    Row("eagle3", 2, 1, 1, True, "native", False),
-    Row("eagle3", 1, 1, 2, False, "torch", True),
+    Row("eagle3", 2, 1, 2, True, "native", False),
+    Row("eagle3", 1, 2, 1, False, "torch", True),
 ]
 
 
 def test_the_cases_combine_every_two_values_of_different_options() -> None:
     for (i, first), (j, second) in itertools.combinations(enumerate(COLUMNS), 2):
         missing = set(itertools.product(first, second)) - {(row[i], row[j]) for row in ROWS}
-        refused = (Row._fields[i], Row._fields[j]) == ("method", "pipeline_parallel_size")
-        assert missing == ({(method, 2) for method in OF_ONE_STAGE} if refused else set()), (Row._fields[i], missing)
+        assert not missing, (Row._fields[i], missing)
 
 
 class Checkpoints(NamedTuple):
@@ -120,15 +117,12 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
     )
 
 
-@pytest.mark.parametrize(("method", "is_async"), [("eagle3", True), ("draft_model", False)])
-def test_pipeline_parallelism_with_speculative_decoding_is_refused_by_name(
-    checkpoints: Checkpoints, method: str, is_async: bool
-) -> None:
-    with pytest.raises(InvalidConfig, match="pipeline_parallel_size=2"):
+@pytest.mark.parametrize("method", BY_WORKERS)
+def test_stages_with_a_model_that_drafts_need_steps_in_flight(checkpoints: Checkpoints, method: str) -> None:
+    with pytest.raises(InvalidConfig, match="needs async_scheduling=True with pipeline_parallel_size=2"):
         resolve(
             checkpoints.target,
             pipeline_parallel_size=2,
-            async_scheduling=is_async,
             speculative_config=checkpoints.speculative_config(method),
         )
 

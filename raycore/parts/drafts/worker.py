@@ -29,6 +29,7 @@ from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter, Drafting, D
 from raycore.parts.drafts.runner.eagle3 import Eagle3
 from raycore.parts.drafts.runner.rows import num_scratch_blocks
 from raycore.parts.drafts.runner.shared_drafts import DraftsOfFirst, own_drafts
+from raycore.parts.drafts.runner.stage_states import ReadStage, StageStates
 from raycore.parts.drafts.runner.stored_drafts import DraftsAfterSteps, StoredDrafts
 from raycore.parts.drafts.runner.token_guesses import SharedDrafts, TokenGuesses
 from raycore.parts.drafts.weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
@@ -58,10 +59,23 @@ class Drafted(NamedTuple):
     """The largest number of decodes in a step, padding included."""
     links: Sequence[Link] = ()
     """To earlier stages, which get the drafts."""
+    sources: Sequence[Link] = ()
+    """From the stage before, if there is one."""
 
     def for_stages(self, drafting: StepDrafting, max_tokens: int) -> Drafting:
         """Return what drafts as `drafting`, for a step that begins on an earlier stage if there is any."""
         return DraftsAfterSteps(drafting, self.links, self.batch, max_tokens) if self.links else drafting
+
+
+class Followed(NamedTuple):
+    """A stage before the one that drafts."""
+
+    target: Network
+    batch: DeviceBatch
+    sources: Sequence[Link]
+    """From the stage before, if there is one."""
+    sink: Link
+    """To the next stage."""
 
 
 class DraftWorker:
@@ -101,7 +115,7 @@ class DraftWorker:
         """Allocate the blocks for keys and values, and return what drafts."""
         return NO_DRAFTER
 
-    def make_follower(self, batch: DeviceBatch) -> Drafting:
+    def make_follower(self, followed: Followed) -> Drafting:
         """Return what makes the drafts of the last stage on one before it, too."""
         return NO_DRAFTER
 
@@ -116,10 +130,10 @@ class GuessingWorker(DraftWorker):
         self._config = config
 
     def make_drafter(self, drafted: Drafted) -> Drafting:
-        return self.make_follower(drafted.batch)
+        return TokenGuesses(guesses_from_tokens(self._config, time.perf_counter), drafted.batch)
 
-    def make_follower(self, batch: DeviceBatch) -> Drafting:
-        return TokenGuesses(guesses_from_tokens(self._config, time.perf_counter), batch)
+    def make_follower(self, followed: Followed) -> Drafting:
+        return TokenGuesses(guesses_from_tokens(self._config, time.perf_counter), followed.batch)
 
 
 class TakingWorker(DraftWorker):
@@ -137,12 +151,23 @@ class TakingWorker(DraftWorker):
 class FollowingWorker(DraftWorker):
     """On a stage before the one that has the model: takes its drafts."""
 
-    def __init__(self, max_tokens: int) -> None:
-        """`max_tokens`: maximum length of a draft."""
-        self._max_tokens = max_tokens
+    def __init__(self, config: EngineConfig, drafter: DrafterConfig, dtype: torch.dtype) -> None:
+        self._max_rows = config.scheduler.max_num_batched_tokens
+        self._drafter = drafter
+        layers = [] if drafter.head is None else drafter.head.target_layers
+        self._row_bytes = len(layers) * config.model.spec.hidden_size * dtype.itemsize
 
-    def make_follower(self, batch: DeviceBatch) -> Drafting:
-        return StoredDrafts(len(batch.host.num_known), self._max_tokens)
+    def kept_bytes(self) -> int:
+        """Return those of what a head reads, twice: it is copied for the next stage."""
+        return 2 * self._max_rows * self._row_bytes
+
+    def make_follower(self, followed: Followed) -> Drafting:
+        sizes, head = (len(followed.batch.host.num_known), self._drafter.num_speculative_tokens), self._drafter.head
+        if head is None:
+            return StoredDrafts(*sizes)
+        of_target = followed.target, head.target_layers, followed.sources
+        states = StageStates(*of_target, self._max_rows, followed.batch.device)
+        return ReadStage(states, followed.sink, *sizes)
 
 
 class NetworkDrafts(DraftWorker, ABC):
@@ -335,7 +360,7 @@ class HeadWorker(NetworkDrafts):
         attention = self._make_attention(self.network.constants, drafted)
         max_tokens, layers = max(self._limits.num_tokens, drafted.max_rows), self._head.target_layers
         of_target = drafted.target, layers, attention, drafted.batch, drafted.threads
-        return Eagle3(self.network, *of_target, max_step_tokens=max_tokens)
+        return Eagle3(self.network, *of_target, max_step_tokens=max_tokens, links=drafted.sources)
 
 
 def make_draft_worker(
@@ -355,7 +380,7 @@ def make_draft_worker(
         speculative = config.speculative_config if config.workers_draft else None
         return NO_DRAFTING if speculative is None else GuessingWorker(speculative)
     if not rank.is_last_stage:
-        return FollowingWorker(drafter.num_speculative_tokens)
+        return FollowingWorker(config, drafter, setup.dtype)
     if drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps:
         sizes = setup.device, drafter.num_speculative_tokens
         return TakingWorker(ranks, *sizes) if config.workers_draft else NO_DRAFTING

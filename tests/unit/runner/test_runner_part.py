@@ -11,6 +11,7 @@ from small_model import BLOCK_SIZE, NUM_BLOCKS, make_runner, new_request, plan, 
 
 from raycore.messages import StepPlan, StepResult, TokenReport
 from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter, Drafting, StepDrafting
+from raycore.parts.drafts.runner.stage_states import ReadStage
 from raycore.parts.drafts.runner.stored_drafts import DraftsAfterSteps, StoredDrafts
 from raycore.parts.drafts.runner.token_guesses import SharedDrafts, TokenGuesses
 from raycore.parts.images.worker import NoTexts
@@ -25,7 +26,7 @@ from raycore.runner.step_parts import AdaptedRows, Lockstep, ReturnedTokens
 BASES: list[type] = [RunnerPart, Source, Head, Drafting, StepDrafting]
 PARTS: list[type[RunnerPart]] = [
     *(AdaptedRows, Drafter, PlanFollower, Lockstep, NextStage, PoolingHead, ReturnedTokens, SamplingHead, StageBefore),
-    *(DraftsAfterSteps, NoTexts, StoredDrafts),
+    *(DraftsAfterSteps, NoTexts, ReadStage, StoredDrafts),
     *(AllRowsToo, ChosenExperts, SharedDrafts, TokenGuesses, Tokens, TokensWithImages),
 ]
 

@@ -26,6 +26,7 @@ def test_the_first_stage_has_the_embedding_and_the_last_one_the_head() -> None:
     stages = [share(stage=stage) for stage in split_layers(SPEC, 2)]
     assert [(each.has_embedding, each.has_head) for each in stages] == [(True, False), (False, True)]
     assert [layer for each in stages for layer in each.layers] == list(range(SPEC.num_layers))
+    assert share(stage=split_layers(SPEC, 2)[1], embeds=True).has_embedding, "a head that drafts reads it"
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])

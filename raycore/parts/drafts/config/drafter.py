@@ -43,13 +43,13 @@ class DrafterConfig(msgspec.Struct, frozen=True):
 
 
 def resolve_drafter(
-    config: SpeculativeConfig, target: ModelSpec, target_len: int, tp_size: int, *, expert_parallel: bool, pp_size: int
+    config: SpeculativeConfig, target: ModelSpec, target_len: int, tp_size: int, *, expert_parallel: bool
 ) -> DrafterConfig:
     """Read the drafting checkpoint's config.json, and check that it can draft for `target`.
 
     Args:
         target_len: maximum number of tokens of a sequence.
-        tp_size, expert_parallel, pp_size: how the target is parallelized.
+        tp_size, expert_parallel: how the target is parallelized.
 
     Raises:
         InvalidCheckpoint: raycore doesn't support the checkpoint, or its head is for another target.
@@ -58,11 +58,6 @@ def resolve_drafter(
     assert config.model is not None
     path = find_directory(config.model, of="the draft model")
     draft_tp_size = tp_size if config.draft_tensor_parallel_size is None else config.draft_tensor_parallel_size
-    if pp_size > 1 and config.method == "eagle3":
-        raise _error(
-            f"method='eagle3' can't be used with pipeline_parallel_size={pp_size}, because a head reads "
-            "hidden states of several stages: use ngram, suffix or draft_model"
-        )
     if draft_tp_size not in (1, tp_size):
         raise _error(f"draft_tensor_parallel_size={draft_tp_size}: expected 1 or tensor_parallel_size={tp_size}")
     if config.method == "eagle3":

@@ -6,17 +6,19 @@ That is one layer more. Everything else is computed only when tokens are drafted
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.network import Network, Taps
+from raycore.decoder.network import Network
 from raycore.messages import StepPlan
+from raycore.parallel.links import Link
 from raycore.parts.drafts.decoder import Eagle3Head
 from raycore.parts.drafts.runner.rows import DraftRows
+from raycore.parts.drafts.runner.stage_states import StageStates
 from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.step.batch import Ints, StepInputs
@@ -37,32 +39,28 @@ class Eagle3:
         threads: ComputeThreads,
         *,
         max_step_tokens: int,
+        links: Sequence[Link] = (),
     ) -> None:
         """
         Args:
             target_layers: the target's layers whose inputs the head reads.
             attention: the head's, with blocks that have the same numbers as the target's.
             max_step_tokens: the largest number of rows of the target's steps, padding included.
+            links: from the stage before, if there is one.
         """
-        assert target.takes_taps, "a head reads the target's hidden states"
         self._head = head
         self._attention = attention
         self._batch = batch
         self._threads = threads
-        size = target.hidden_size
         dtype, device = target.dtype, batch.device
-        self._states_TX = torch.zeros(max_step_tokens, len(target_layers) * size, dtype=dtype, device=device)
-        """The hidden states of the step's tokens."""
-        self._fused_TD = self._states_TX[:0]
-        """What the head reads of these."""
+        self._states = StageStates(target, target_layers, links, max_step_tokens, device)
+        self.taps = self._states.taps
         self._hidden_SD = torch.zeros(len(batch.host.num_known), head.hidden_size, dtype=dtype, device=device)
         """By slot: what the head reads of the token before the newest one."""
+        self._fused_TD = self._hidden_SD[:0]
+        """What the head reads of the step's tokens."""
         self._drafted_RD = self._hidden_SD[:0]
         """The head's output for the drafts' newest tokens."""
-        self.taps: Taps = {
-            layer: partial(self._keep, slice(index * size, (index + 1) * size))
-            for index, layer in enumerate(target_layers)
-        }
 
     def parts(self) -> ProfiledParts:
         yield from self._head.parts()
@@ -73,7 +71,7 @@ class Eagle3:
     def sync(self, step: StepInputs, tensors: StepTensors) -> None:
         """Computes the keys and values of the step's tokens."""
         num_rows = len(step.positions)
-        self._fused_TD = self._head.fuse(self._states_TX[:num_rows])
+        self._fused_TD = self._head.fuse(self._states.of_step(num_rows))
         # of rows from which a token was sampled, this is the sampled one
         next_ids_T = self._batch.token_ids_at(tensors.indices_T[:num_rows] + 1)
         self._attention.begin(step, tensors.first(num_rows))
@@ -93,9 +91,6 @@ class Eagle3:
 
     def end(self, rows: DraftRows, drafts: list[list[int]]) -> None:
         """Do nothing: keys and values of drafts are computed again, from the target's hidden states."""
-
-    def _keep(self, columns: slice, hidden_TD: Tensor) -> None:
-        self._states_TX[: len(hidden_TD), columns].copy_(hidden_TD)
 
     def _compute(self, rows: DraftRows, num_rows: int, next_positions: Ints) -> Tensor:
         """Return the logits after the tokens at these positions, which are the head's inputs one position before."""

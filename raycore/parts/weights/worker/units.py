@@ -280,7 +280,7 @@ class WeightUnits:
     def _shares(self, whole: WeightShare) -> Iterator[tuple[str, WeightShare, Layout]]:
         """Yield the parts that a share consists of, with what allocates them."""
         spec, layers = whole.spec, whole.layers
-        outside = replace(whole, spec=msgspec.structs.replace(spec, vision=None))
+        outside = replace(whole, spec=msgspec.structs.replace(spec, vision=None), embeds=False)
         none = range(layers.start, layers.start)
         parts = [(whole.has_embedding, False), (False, whole.has_head)]
         if all((whole.has_embedding, whole.has_head, spec.tie_word_embeddings)):
@@ -293,7 +293,7 @@ class WeightUnits:
             yield "encoder of images", whole, _tower
         for layer in layers:
             stage = Stage(range(layer, layer + 1), is_first=False, is_last=False)
-            yield f"layer {layer}", replace(whole, stage=stage), _decoder
+            yield f"layer {layer}", replace(whole, stage=stage, embeds=False), _decoder
 
     def _is_ignored(self, name: str) -> bool:
         is_tied_head = self._spec.tie_word_embeddings and name == self._spec.names.head

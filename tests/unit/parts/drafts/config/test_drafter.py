@@ -88,7 +88,7 @@ def test_the_draft_model_is_split_over_all_workers_or_kept_by_one(write) -> None
             {"pipeline_parallel_size": 2},
             "'draft_model' needs async_scheduling=True with pipeline_p",
         ),
-        ({"model": "head"}, {"pipeline_parallel_size": 2}, "'eagle3' can't be used with pipeline_p"),
+        ({"model": "head"}, {"pipeline_parallel_size": 2}, "'eagle3' needs async_scheduling=True with pipeline_p"),
         (
             {"model": "target", "draft_tensor_parallel_size": 4},
             {"tensor_parallel_size": 2},
