@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import io
 import os
+import runpy
 import signal
 import sys
 from pathlib import Path
@@ -10,16 +14,19 @@ from typing import Any
 
 import cloudpickle
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from image_prompts import GREEDY, Case, make_case
+from openai_servers import KEY, raycore_server
 from vision_checkpoints import IMAGE, QWEN3, image
 from waiting import eventually
 
-from raycore import LLM, SamplingParams
+from raycore import LLM, AsyncLLM, SamplingParams
 from raycore.errors import InvalidRequest
 
 TEXT = f"What is in this image? {IMAGE} Describe it.".replace(IMAGE, "<|vision_start|><|image_pad|><|vision_end|>")
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8, "standby_delay_s": None}
 ONE_TOKEN = SamplingParams(max_tokens=1)
+PROXY = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "image_proxy.py"))
 
 # workers can't import a test module, so what they are to call travels whole
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -30,9 +37,12 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case(QWEN3, tmp_path_factory.mktemp("images"))
 
 
+def shared(folder: Path, role: str) -> dict[str, Any]:
+    return {"ec_connector": "ECStoreConnector", "ec_connector_extra_config": {"path": str(folder)}, "ec_role": role}
+
+
 def start(case: Case, folder: Path, role: str, **options: Any) -> LLM:
-    shared = {"ec_connector": "ECStoreConnector", "ec_connector_extra_config": {"path": str(folder)}, "ec_role": role}
-    return LLM(str(case.path), ec_transfer_config=shared, **OPTIONS, **options)
+    return LLM(str(case.path), ec_transfer_config=shared(folder, role), **OPTIONS, **options)
 
 
 def prompts(*seeds: int) -> list[dict[str, Any]]:
@@ -83,3 +93,46 @@ def test_images_are_encoded_elsewhere_and_killed_encoders_cost_no_token(ray_clus
         assert counts(llm) == (3, 0)
     with LLM(str(case.path), **OPTIONS) as alone:
         assert tokens(alone, 2, 3) == expected
+
+
+def picture_part(seed: int) -> dict[str, Any]:
+    buffer = io.BytesIO()
+    image(120, 90, seed).save(buffer, "PNG")
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"},
+    }
+
+
+@pytest.mark.timeout(240)
+def test_a_proxy_has_images_encoded_first(ray_cluster, case: Case, tmp_path: Path):
+    content = [picture_part(0), {"type": "text", "text": "What is in these images?"}, picture_part(1)]
+    body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+    async def ask(client: TestClient[Any, Any], model: str, key: str) -> str:
+        headers = {"Authorization": f"Bearer {key}"}
+        answer = await client.post("/v1/chat/completions", json={**body, "model": model}, headers=headers)
+        assert answer.status == 200, await answer.text()
+        return (await answer.json())["choices"][0]["message"]["content"]
+
+    async def answers() -> None:
+        async with (
+            await AsyncLLM.create(str(case.path), ec_transfer_config=shared(tmp_path, "ec_producer"), **OPTIONS) as one,
+            await AsyncLLM.create(str(case.path), ec_transfer_config=shared(tmp_path, "ec_consumer"), **OPTIONS) as two,
+        ):
+            with raycore_server(one) as encoder, raycore_server(two) as engine:
+                app = PROXY["make_app"]([encoder.root], [engine.root])
+                async with TestClient(TestServer(app)) as client:
+                    found = await ask(client, engine.model, KEY)
+                assert await one.collective_rpc(counts_of) == [(0, 2)]
+                assert await two.collective_rpc(counts_of) == [(2, 0)]
+                # without an encoder, images are encoded by the engine
+                await two.reset_prefix_cache()
+                await two.reset_encoder_cache()
+                for file in tmp_path.rglob("*.kv"):
+                    file.unlink()
+                app = PROXY["make_app"](["http://127.0.0.1:9"], [engine.root])
+                async with TestClient(TestServer(app)) as client:
+                    assert await ask(client, engine.model, KEY) == found
+
+    asyncio.run(answers())
