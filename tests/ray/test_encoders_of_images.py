@@ -8,11 +8,9 @@ import io
 import os
 import runpy
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from image_prompts import GREEDY, Case, make_case
@@ -27,9 +25,6 @@ TEXT = f"What is in this image? {IMAGE} Describe it.".replace(IMAGE, "<|vision_s
 OPTIONS: dict[str, Any] = {"dtype": "float32", "num_threads": 1, "max_num_seqs": 8, "standby_delay_s": None}
 ONE_TOKEN = SamplingParams(max_tokens=1)
 PROXY = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "image_proxy.py"))
-
-# workers can't import a test module, so what they are to call travels whole
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +44,19 @@ def prompts(*seeds: int) -> list[dict[str, Any]]:
     return [{"prompt": TEXT, "multi_modal_data": {"image": image(120, 90, seed)}} for seed in seeds]
 
 
-def counts_of(worker: Any) -> tuple[int, int]:
-    store = worker._core.runner._source.images._store
-    return store.num_loaded, store.num_saved
+def counter() -> Any:
+    """What workers call. It is nested, so that it is pickled by value: workers can't import this module."""
+
+    def counts_of(worker: Any) -> tuple[int, int]:
+        store = worker._core.runner._source.images._store
+        return store.num_loaded, store.num_saved
+
+    return counts_of
 
 
 def counts(llm: LLM) -> tuple[int, int]:
     """How many embeddings all workers have loaded and saved."""
-    loaded, saved = zip(*llm.collective_rpc(counts_of), strict=True)
+    loaded, saved = zip(*llm.collective_rpc(counter()), strict=True)
     return sum(loaded), sum(saved)
 
 
@@ -95,6 +95,23 @@ def test_images_are_encoded_elsewhere_and_killed_encoders_cost_no_token(ray_clus
         assert tokens(alone, 2, 3) == expected
 
 
+@pytest.mark.timeout(240)
+def test_workers_that_divide_the_encoder_take_each_others_embeddings_also_after_sleep(
+    ray_cluster, case: Case, tmp_path: Path
+):
+    sizes = {"tensor_parallel_size": 2}
+    with (
+        start(case, tmp_path, "ec_producer", **sizes) as encoders,
+        start(case, tmp_path, "ec_consumer", **sizes) as llm,
+    ):
+        for level in (1, 2):
+            encoders.sleep(level)
+            encoders.wake_up()
+            encoders.generate(prompts(level - 1), ONE_TOKEN, use_tqdm=False)
+        assert tokens(llm, 0, 1) == case.expected[:2]
+        assert counts(llm) == (4, 0), "two for each worker"
+
+
 def picture_part(seed: int) -> dict[str, Any]:
     buffer = io.BytesIO()
     image(120, 90, seed).save(buffer, "PNG")
@@ -124,8 +141,8 @@ def test_a_proxy_has_images_encoded_first(ray_cluster, case: Case, tmp_path: Pat
                 app = PROXY["make_app"]([encoder.root], [engine.root])
                 async with TestClient(TestServer(app)) as client:
                     found = await ask(client, engine.model, KEY)
-                assert await one.collective_rpc(counts_of) == [(0, 2)]
-                assert await two.collective_rpc(counts_of) == [(2, 0)]
+                assert await one.collective_rpc(counter()) == [(0, 2)]
+                assert await two.collective_rpc(counter()) == [(2, 0)]
                 # without an encoder, images are encoded by the engine
                 await two.reset_prefix_cache()
                 await two.reset_encoder_cache()
