@@ -202,6 +202,17 @@ class EncoderPlan(msgspec.Struct, array_like=True):
     """What the encoder is known by where embeddings are kept besides: `parts/transfers/connectors/identity.py`."""
 
 
+class GrammarOutput(msgspec.Struct, array_like=True):
+    """Which tokens may come next, for some of a step's new tokens. The others are free."""
+
+    slots: bytes
+    """int32[m]: the slots that get the tokens, slot after slot in the order of the plan."""
+    positions: bytes
+    """int32[m]: the positions in their sequences that the tokens get."""
+    bitmask: bytes
+    """int32[m, ceil(vocab_size / 32)]: bit `i` of word `j` says whether token `32 * j + i` may come."""
+
+
 class StepPlan(msgspec.Struct, array_like=True):
     """One step, as a delta to what the workers already know.
 
@@ -242,6 +253,10 @@ class StepPlan(msgspec.Struct, array_like=True):
     next_drafts: bytes = b""
     """int32[n]: how many drafts the last of several stages makes after this step, for the next step of each slot;
     empty: none. Other stages can't wait for a model's drafts when that step begins."""
+    masked: bool = False
+    """Whether some of the new tokens depend on masks, which come after the plan: see `WorkerProtocol.sample_tokens`."""
+    grammar: GrammarOutput | None = None
+    """The masks, for a worker that takes them together with the plan. None: the step has none, or it is `masked`."""
 
     @property
     def only_decodes(self) -> bool:

@@ -176,7 +176,8 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         str | None,
         option(
             "A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All "
-            "nodes must be able to import it.",
+            "nodes must be able to import it. Its steps are execute_model(plan), and sample_tokens(grammar) if it "
+            "samples in a call of its own: see WorkerProtocol.",
             metavar="CLASS",
             default="raycore's Worker",
             expected="a class, or its package.module.Class",

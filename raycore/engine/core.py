@@ -21,6 +21,7 @@ from raycore.config import EngineConfig
 from raycore.engine.cache_size import choose_cache
 from raycore.engine.engine_profile import EngineProfile
 from raycore.engine.failed_step import describe_failed_step
+from raycore.engine.masked_steps import MaskedSteps
 from raycore.engine.part import EngineHooks, Prepared
 from raycore.engine.parts import make_parts, make_shared, start_workers
 from raycore.engine.progress import LoopProgress
@@ -114,6 +115,7 @@ class EngineCore:
         self.profile.add(self.scheduler, schedule="schedule", update="update")
         num_blocks = self.cache.num_blocks
         self.utilities = Utilities(config, executor, self.scheduler, self.profile, num_blocks, self.load, self.parts)
+        self._masked = MaskedSteps(executor, shared.masks)
         self._in_flight: deque[_Step] = deque()
         """Oldest first."""
         self._arrived_s: dict[int, float] = {}
@@ -236,7 +238,7 @@ class EngineCore:
 
     def _has_room(self) -> bool:
         """Whether another step may be started before the result of one arrives."""
-        return len(self._in_flight) < self.executor.max_concurrent_batches
+        return len(self._in_flight) < self.executor.max_concurrent_batches and not self._masked.is_deferred
 
     def _start_step(self) -> _Step | None:
         """Schedule a step, and have the workers run it. Returns None if there is nothing to compute."""
@@ -246,7 +248,7 @@ class EngineCore:
             return None
         for step_planned in self._hooks.step_planned:
             step_planned(plan, planned_s)
-        return _Step(plan, self.executor.execute(plan), planned_s)
+        return _Step(plan, (self._masked if plan.masked else self.executor).execute(plan), planned_s)
 
     def _start_dummy_step(self) -> _Step:
         return _Step(None, self.executor.execute_dummy_batch(), time.monotonic())
@@ -269,6 +271,7 @@ class EngineCore:
         outputs = self.scheduler.update(step.plan, result)
         outputs.duration_s, outputs.version = time.monotonic() - step.planned_s, self.version
         self._note(step.plan, step.planned_s, outputs)
+        self._masked.go_on()
         return outputs, result.is_anyone_busy
 
     def _note(self, plan: StepPlan, planned_s: float, outputs: StepOutputs) -> None:

@@ -8,10 +8,12 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.engine.part import EnginePart, PartedEngine
 from raycore.engine.preparation import AdapterWaits, GrammarWaits, NoAdapters
-from raycore.engine.scheduling import Shared, make_speculation
+from raycore.engine.scheduling import Shared, make_masks, make_speculation
 from raycore.engine.step_timing import SpeculationTiming
 from raycore.executor.base import Executor
 from raycore.executor.reports import ReportsOfAll
+from raycore.parts.constraints.engine import GrammarsUnderWay, by_workers, here
+from raycore.parts.constraints.grammar.prepared import PreparedGrammars
 from raycore.parts.experts.engine.expert_group import ExpertGroup
 from raycore.parts.images.engine import FeatureInputs
 from raycore.parts.transfers.connectors.identity import Identity
@@ -48,7 +50,7 @@ def make_shared(config: EngineConfig, cache: KVCacheConfig, executor: Executor, 
         events = KVEvents(config, dp_rank, connector)
     if config.routed_experts.enable_return_routed_experts and config.parallel.pipeline_parallel_size > 1:
         executor.kv_output_aggregator = ReportsOfAll()
-    return Shared(make_speculation(config, executor), connector, events)
+    return Shared(make_speculation(config, executor), connector, events, make_masks(config, executor))
 
 
 def make_parts(engine: PartedEngine, shared: Shared, identity: Identity, *, is_new: bool) -> Iterator[EnginePart]:
@@ -61,7 +63,7 @@ def make_parts(engine: PartedEngine, shared: Shared, identity: Identity, *, is_n
     config, executor, scheduler = engine.config, engine.executor, engine.scheduler
     yield RankWeights(engine, identity)
     yield ExpertGroup(engine, is_new=is_new)
-    yield GrammarWaits(executor)
+    yield GrammarWaits(_make_grammars(config, executor, shared))
     if config.lora.enable_lora:
         yield AdapterWaits(executor, config.lora.num_adapters, scheduler)
     else:
@@ -76,3 +78,11 @@ def make_parts(engine: PartedEngine, shared: Shared, identity: Identity, *, is_n
         from raycore.parts.transfers.engine import ConnectorCalls
 
         yield ConnectorCalls(shared.connector, scheduler)
+
+
+def _make_grammars(config: EngineConfig, executor: Executor, shared: Shared) -> GrammarsUnderWay:
+    """Make what compiles grammars: where masks are made, and on workers that draft, whose guesses follow them, too."""
+    if shared.masks is None:
+        return GrammarsUnderWay(by_workers(executor))
+    own = here(PreparedGrammars(shared.masks.compiler))
+    return GrammarsUnderWay(own) if config.drafter is None else GrammarsUnderWay(own, by_workers(executor))

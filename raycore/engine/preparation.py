@@ -19,10 +19,10 @@ from raycore.scheduler.protocol import SchedulerProtocol
 
 
 class GrammarWaits(EnginePart):
-    """Requests that wait until the workers have compiled their grammars, or for too long."""
+    """Requests that wait until their grammars have been compiled, or for too long."""
 
-    def __init__(self, executor: Executor) -> None:
-        self.grammars = GrammarsUnderWay(executor)
+    def __init__(self, grammars: GrammarsUnderWay) -> None:
+        self.grammars = grammars
 
     def must_wait(self, request: EngineRequest) -> bool:
         return request.params.structured_outputs is not None

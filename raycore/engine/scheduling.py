@@ -12,7 +12,9 @@ from raycore.config import EngineConfig
 from raycore.errors import InvalidConfig
 from raycore.executor.base import Executor
 from raycore.parts.adapters.scheduler import AdapterLimit
-from raycore.parts.constraints.scheduler import Constraints
+from raycore.parts.constraints.grammar.compiler import GrammarCompiler
+from raycore.parts.constraints.grammar.prepared import wait_until_loaded
+from raycore.parts.constraints.scheduler import Constraints, GrammarMasks
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning, PlanningAhead
 from raycore.parts.drafts.scheduler.speculation import Speculation
 from raycore.parts.drafts.scheduler.worker_drafts import DraftsAhead, WorkerDrafts
@@ -36,6 +38,7 @@ class Shared(NamedTuple):
     speculation: Speculation | None = None
     connector: SchedulerConnector | None = None
     kv_events: KVEvents | None = None
+    masks: GrammarMasks | None = None
 
 
 def make_speculation(config: EngineConfig, executor: Executor) -> Speculation | None:
@@ -63,6 +66,22 @@ def load_scheduler_for(config: EngineConfig) -> type[SchedulerProtocol] | type[S
             "have workers draft, as speculative_config needs with several steps in flight: use async_scheduling=False"
         )
     return scheduler_class
+
+
+def make_masks(config: EngineConfig, executor: Executor) -> GrammarMasks | None:
+    """What makes masks for constrained requests. None: workers follow the constraints themselves.
+
+    Raises:
+        InvalidConfig: what `prepare_structured_outputs` loads could not be loaded.
+    """
+    # of drafts that workers make while a step begins, only they know what comes next
+    if not executor.takes_masks or config.workers_draft or not issubclass(load_scheduler_for(config), Scheduler):
+        return None
+    model = config.model
+    compiler = GrammarCompiler(model.tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
+    if model.prepare_structured_outputs:
+        wait_until_loaded(compiler.prepare(), config.executor.init_timeout_s)
+    return GrammarMasks(compiler, model.spec.vocab_size)
 
 
 def make_scheduler(
@@ -107,7 +126,11 @@ def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
         yield EncoderInputs(config.encoder_limits)
     if config.lora.enable_lora:
         yield AdapterLimit(config.lora.max_loras)
-    yield Constraints()
+    # with more steps in flight, a step's masks would follow tokens of several others
+    can_defer = config.max_steps_in_flight == 2 and config.parallel.pipeline_parallel_size == 1
+    yield Constraints(defers_masks=can_defer and shared.masks is not None and shared.speculation is None)
+    if shared.masks is not None:
+        yield shared.masks
     if shared.connector is not None and config.kv_transfer_config is not None:
         from raycore.parts.transfers.scheduler.transfers import (
             Transfers,  # imported lazily, as below: few engines need it

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 from raycore.activity import MemoryTag
 from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig, ExecutorConfig
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.rpc.pending import PendingCall
 from raycore.worker.rank import RankIdentity, Regrouping
 
@@ -54,6 +54,8 @@ class Executor(ABC):
 
     max_concurrent_batches: int
     """How many steps may be in flight. With 1, the engine waits for a step's result before it sends the next plan."""
+    takes_masks: bool = False
+    """Whether the workers, which have started, can be given masks. Otherwise they follow grammars themselves."""
     kv_output_aggregator: OutputAggregator | None = None
     """If this is set, all workers reply to steps, and a step's result is what this makes of theirs. A worker that has
     no result of its own, as raycore's own on all ranks but one, gives None. Set it while no step is in flight."""
@@ -106,8 +108,17 @@ class Executor(ABC):
     def execute(self, plan: StepPlan) -> PendingCall[StepResult]:
         """Start a step. At most `max_concurrent_batches` steps may be in flight; they finish in order.
 
+        If the plan is masked, `sample_tokens` comes before anything else that is sent to the workers in steps.
+
         The pending result may raise `WorkerDied`, `WorkerFailed` or `RpcTimeout`.
         """
+
+    def sample_tokens(self, step: PendingCall[StepResult], grammar: GrammarOutput) -> PendingCall[StepResult]:
+        """Go on with a masked step: which tokens may come. Returns the step, whose result comes after that.
+
+        `step`: what `execute` has returned.
+        """
+        raise NotImplementedError("these workers take no masks")
 
     @abstractmethod
     def start_call(self, call: WorkerCall, timeout_s: float) -> PendingCall[Any]:

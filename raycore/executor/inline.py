@@ -13,11 +13,12 @@ from typing import Any, Generic, TypeVar
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RpcTimeout, WorkerFailed
 from raycore.executor.base import Executor, FailureCallback, WorkerCall
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.node import listeners
 from raycore.node.niceness import run_yielding
 from raycore.rpc.pending import Callback, Pending, PendingCall, run_callbacks
 from raycore.rpc.worker_methods import call_method, told_by_worker, worker_error
+from raycore.rpc.worker_steps import StepReturn, WorkerSteps, takes_masks
 from raycore.system import (
     futures,
     os,
@@ -113,6 +114,7 @@ class InlineExecutor(Executor):
         self._identity = identity
         self._host = host
         self._worker: WorkerProtocol | None = None
+        self._steps = WorkerSteps(None)
         self.max_concurrent_batches = config.max_steps_in_flight
 
     def stand_by(self) -> None:
@@ -133,6 +135,7 @@ class InlineExecutor(Executor):
         rank.take_gpu()
         try:
             worker = self._worker = load_worker_class(self._config.parallel)(self._config, rank)
+            self._steps, self.takes_masks = WorkerSteps(worker), takes_masks(worker)
             worker.init_device()
             if not is_new:
                 worker.load_model()
@@ -144,11 +147,23 @@ class InlineExecutor(Executor):
         return getattr(self._worker, "load_progress", 0.0)
 
     def execute(self, plan: StepPlan) -> PendingCall[StepResult]:
-        worker = self._ready()
+        self._ready()
         try:
-            result = worker.execute_model(plan)
+            result = self._steps.execute(plan)
         except Exception as error:  # workers may raise anything; executors raise WorkerFailed
             return Finished(None, _failure(error))
+        return Finished(None, None) if plan.masked else self._pending(result)
+
+    def sample_tokens(self, step: PendingCall[StepResult], grammar: GrammarOutput) -> PendingCall[StepResult]:
+        self._ready()
+        if not self._steps.is_masked:
+            return step  # it has failed
+        try:
+            return self._pending(self._steps.sample(grammar))
+        except Exception as error:  # workers may raise anything; executors raise WorkerFailed
+            return Finished(None, _failure(error))
+
+    def _pending(self, result: StepReturn) -> PendingCall[StepResult]:
         aggregate = self._step_aggregate
         if result is not None and not isinstance(result, StepResult):
             return Launched(result, aggregate)
@@ -179,7 +194,7 @@ class InlineExecutor(Executor):
         return [os.getpid()]
 
     def shutdown(self) -> None:
-        worker, self._worker = self._worker, None
+        worker, self._worker, self._steps = self._worker, None, WorkerSteps(None)
         if worker is not None:
             worker.shutdown()
 

@@ -16,12 +16,12 @@ from placement.reserve import RankBundles
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RaycoreError, WorkerDied, WorkerFailed
 from raycore.executor.base import Executor, FailureCallback, WorkerCall
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.node.processes import wait_until_gone
 from raycore.ray_api import amounts, cause_of, get, get_all, has_ended, in_bundle, kill, node_id, on_node, wait
 from raycore.rpc.actor_call import ActorCallTransport
 from raycore.rpc.channel import ChannelTransport
-from raycore.rpc.client import RpcClient
+from raycore.rpc.client import RpcClient, SentCall
 from raycore.rpc.pending import PendingCall
 from raycore.rpc.transport import Transport
 from raycore.rpc.wire import encode_call
@@ -55,6 +55,8 @@ class WorkerGroup:
         self._identity = identity
         self.addresses: list[WorkerAddress] = []
         self.actors: list[WorkerActor] = []
+        self.take_masks = False
+        """Whether all workers, which have started, can be given masks."""
         # Ray may still hold the names of a predecessor's workers
         engine, unique = f"raycore_{config.engine_name}_{identity.label}", uuid.uuid4().hex[:8]
         config_bytes = config.encode()
@@ -107,7 +109,7 @@ class WorkerGroup:
                 rank.with_experts(self._config.parallel, rendezvous) for rank in self._ranks(meeting, is_new=is_new)
             ]
             starts = [actor.start.remote(rank) for actor, rank in zip(self.actors, ranks, strict=True)]
-            self._gather(starts, deadline_s)
+            self.take_masks = all(self._gather(starts, deadline_s))
         except BaseException:
             transport.close()
             raise
@@ -276,6 +278,7 @@ class RayExecutor(Executor):
         except BaseException:
             self.shutdown()
             raise
+        self.takes_masks = workers.take_masks
         self._client = RpcClient(self._transport, len(workers.actors), self._why_closed)
         self._client.late_failure = self._fail
         self._serving = self._transport.start()
@@ -289,6 +292,11 @@ class RayExecutor(Executor):
 
     def execute(self, plan: StepPlan) -> PendingCall[StepResult]:
         return self._ready().step(plan, self._settings.execute_timeout_s, self._step_aggregate)
+
+    def sample_tokens(self, step: PendingCall[StepResult], grammar: GrammarOutput) -> PendingCall[StepResult]:
+        assert isinstance(step, SentCall)
+        self._ready().sample_tokens(step, grammar, self._settings.execute_timeout_s)
+        return step
 
     def start_call(self, call: WorkerCall, timeout_s: float) -> PendingCall[Any]:
         payload = encode_call(call.method, call.args, call.kwargs, call.reply_rank)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from raycore.errors import RpcTimeout, WorkerFailed
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.rpc.endpoint import TransportClosed
 from raycore.rpc.pending import Callback, run_callbacks
 from raycore.rpc.transport import Transport
@@ -23,11 +23,13 @@ from raycore.rpc.wire import (
     HEADER,
     HEADER_BYTES,
     NOT_WANTED,
+    SAMPLE,
     STEP,
     STEP_ERROR,
     STEP_FOR_ALL,
     STOP,
     decode_result,
+    encode_grammar,
     encode_plan,
 )
 from raycore.rpc.worker_methods import worker_error
@@ -169,6 +171,10 @@ class RpcClient:
         decode: Callable[[list[bytes]], StepResult] = lambda replies: aggregate(_decode_steps(replies))  # noqa: E731
         return self._send(STEP_FOR_ALL, "a step", encode_plan(plan), self.num_workers, decode, timeout_s)
 
+    def sample_tokens(self, step: SentCall[StepResult], grammar: GrammarOutput, timeout_s: float) -> None:
+        """Send the masks of the last step that was sent, which is masked. Its replies come after that."""
+        self._send(SAMPLE, step.what, encode_grammar(grammar), 0, _decode_step, timeout_s, step.number)
+
     def stop(self, timeout_s: float) -> None:
         """Ask the workers to stop. They do not reply."""
         self._send(STOP, "stop", b"", 0, _decode_values, timeout_s)
@@ -212,12 +218,15 @@ class RpcClient:
         num_replies: int,
         decode: Callable[[list[bytes]], T],
         timeout_s: float,
+        number: int | None = None,
     ) -> SentCall[T]:
+        """`number`: of the call to which the message belongs. None: it is a new one."""
         deadline_s = time.monotonic() + timeout_s
         if not self._take_turn(deadline_s):
             raise RpcTimeout(f"{what} timed out after {timeout_s:g} s: another thread's call kept the workers busy")
         try:
-            self._last_number = number = self._last_number + 1
+            if number is None:
+                self._last_number = number = self._last_number + 1
             self._transport.send(HEADER.pack(kind, number) + payload, deadline_s)
             call = SentCall(self, number, what, num_replies, decode)  # after sending, so that the workers start sooner
             call.deadline_s = deadline_s

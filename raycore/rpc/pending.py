@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 Callback = Callable[[Any], object]
@@ -25,6 +26,19 @@ class Pending(Protocol[T_co]):
     def result(self, timeout: float | None = None) -> T_co:
         """Wait for the result, at most `timeout` seconds and at most until the call's own deadline."""
         ...
+
+
+class Ready(Generic[T]):
+    """A `Pending` whose result is here."""
+
+    def __init__(self, value: T) -> None:
+        self._value = value
+
+    def done(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> T:
+        return self._value
 
 
 class PendingCall(Pending[T_co], Protocol[T_co]):

@@ -15,16 +15,20 @@ from raycore.rpc.wire import (
     HEADER,
     HEADER_BYTES,
     NOT_WANTED,
+    SAMPLE,
+    STEP,
     STEP_ERROR,
     STEP_FOR_ALL,
     STEP_RESULT,
     STEPS,
     VALUE,
+    decode_grammar,
     decode_plan,
     encode_result,
     encode_value,
 )
 from raycore.rpc.worker_methods import call_method, told_by_worker
+from raycore.rpc.worker_steps import StepReturn, WorkerSteps
 
 
 class RpcServer:
@@ -38,6 +42,9 @@ class RpcServer:
         self._unfinished: deque[tuple[int, int, Pending[StepResult | None]]] = deque()
         """(kind, number, pending result) of each unfinished step, in order."""
         self._worker = worker
+        self._steps = WorkerSteps(worker)
+        self._masked_kind = STEP
+        """The kind of the last masked step."""
         self._rank = rank
 
     def handle(self, message: bytes) -> bytes | None:
@@ -46,18 +53,30 @@ class RpcServer:
         payload = memoryview(message)[HEADER_BYTES:]
         try:
             if kind in STEPS:
-                result = self._worker.execute_model(decode_plan(payload))
-                if result is not None and not isinstance(result, StepResult):
-                    self._unfinished.append((kind, number, result))
+                plan = decode_plan(payload)
+                if plan.masked:
+                    self._steps.execute(plan)
+                    self._masked_kind = kind
                     return None
-                return _step_reply(kind, number, result)
+                return self._reply(kind, number, self._steps.execute(plan))
+            if kind == SAMPLE:
+                if not self._steps.is_masked:
+                    return None  # it has failed
+                return self._reply(self._masked_kind, number, self._steps.sample(decode_grammar(payload)))
             if kind == CALL:
                 return HEADER.pack(VALUE, number) + self._call(payload)
             self.stopped = True
             self._worker.shutdown()
             return None
         except Exception as error:  # a worker may raise anything, and the engine must learn of it
-            return _error_reply(STEP_ERROR if kind in STEPS else CALL_ERROR, number, error)
+            return _error_reply(STEP_ERROR if kind in STEPS or kind == SAMPLE else CALL_ERROR, number, error)
+
+    def _reply(self, kind: int, number: int, result: StepReturn) -> bytes | None:
+        """Return the reply to a step. None: it gets none, or not yet."""
+        if result is not None and not isinstance(result, StepResult):
+            self._unfinished.append((kind, number, result))
+            return None
+        return _step_reply(kind, number, result)
 
     @property
     def has_unfinished(self) -> bool:

@@ -15,13 +15,14 @@ from typing import Any, cast
 import cloudpickle as _cloudpickle  # pyright: ignore[reportMissingTypeStubs]
 import msgspec
 
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import GrammarOutput, StepPlan, StepResult
 
 HEADER = struct.Struct("<BQ")
 """The kind of a message, and the number of the call or step to which it belongs."""
 HEADER_BYTES = HEADER.size
-CALL, STEP, STOP, STEP_FOR_ALL = 1, 2, 3, 8
-"""Kinds of requests. To STEP_FOR_ALL, every worker replies."""
+CALL, STEP, STOP, STEP_FOR_ALL, SAMPLE = 1, 2, 3, 8, 9
+"""Kinds of requests. To STEP_FOR_ALL, every worker replies. SAMPLE brings the masks of the last step, which was masked
+and has the same number. The step's replies come after it."""
 STEPS = frozenset({STEP, STEP_FOR_ALL})
 """The kinds of requests that are steps."""
 VALUE, STEP_RESULT, CALL_ERROR, STEP_ERROR = 4, 5, 6, 7
@@ -35,6 +36,8 @@ _PLAIN = frozenset({bytes, int, str, float, bool, type(None)})
 cloudpickle: Any = _cloudpickle  # cloudpickle has no type annotations
 encode_plan = msgspec.msgpack.Encoder().encode
 decode_plan = msgspec.msgpack.Decoder(StepPlan).decode
+encode_grammar = msgspec.msgpack.Encoder().encode
+decode_grammar = msgspec.msgpack.Decoder(GrammarOutput).decode
 encode_result = msgspec.msgpack.Encoder().encode
 decode_result = msgspec.msgpack.Decoder(StepResult).decode
 

@@ -10,6 +10,7 @@ from abc import abstractmethod
 
 from torch import Tensor
 
+from raycore.messages import GrammarOutput
 from raycore.parallel.links import Link
 from raycore.profile_session import ProfiledParts
 from raycore.runner.launched_step import LaunchedStep
@@ -34,6 +35,14 @@ class Head(RunnerPart):
         Args:
             hidden: all rows [T, D] that this worker computes, or those that are kept [R, D].
             has_all: whether it is all rows, because a part `wants_all_rows` or because workers divide the rows.
+        """
+
+    def sample(
+        self, step: StepInputs, tensors: StepTensors, launched: LaunchedStep, grammar: GrammarOutput | None
+    ) -> None:
+        """Sample from what `take` has computed of the same step. Adds tokens and what belongs to them to `launched`.
+
+        `grammar`: which tokens may come. None: those that the worker's own rules allow.
         """
 
 

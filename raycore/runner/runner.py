@@ -16,7 +16,7 @@ from torch import Tensor
 from raycore.attention.spec import Attention
 from raycore.decoder.network import NO_TAPS, Network
 from raycore.hooks import overridden
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.parts.drafts.guesses.drafts import NO_DRAFTS
 from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafting
 from raycore.parts.experts.parallel import ExpertParallel
@@ -70,6 +70,8 @@ class ModelRunner:
         self._execution = execution
         self._drafting = drafting
         self._own_parts: list[RunnerPart] = [drafting, *parts, source, head]
+        self._tensors: StepTensors
+        """Of the masked step whose tokens haven't been sampled yet."""
         self._bind([])
 
     def _bind(self, lockstep: Sequence[Lockstep]) -> None:
@@ -119,11 +121,18 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
-        """Give the device one step, as described in `StepPlan`."""
+        """Give the device one step, as described in `StepPlan`. If the plan is masked, `sample` has to follow."""
         try:
             return self._launch(plan)
         finally:
             self._threads.end_step()
+
+    @torch.inference_mode()
+    def sample(self, launched: LaunchedStep, grammar: GrammarOutput | None) -> None:
+        """Have the device sample the tokens of a masked step, the last one that was launched."""
+        self._sample(launched, self._tensors, grammar)
+        for note_launch in self._note_launch:
+            note_launch(launched)
 
     @torch.inference_mode()
     def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
@@ -151,11 +160,19 @@ class ModelRunner:
             has_all = self._rows.is_divided or self._wants_all(step)
             hidden = self._compute(step, tensors, keeps_all=has_all)
             self._head.take(step, tensors, hidden, launched, has_all=has_all)
-            for end_forward in self._end_forward:
-                end_forward(step, tensors, launched.extras)
+            if plan.masked:
+                self._tensors = tensors
+                return launched
+            self._sample(launched, tensors, plan.grammar)
         for note_launch in self._note_launch:
             note_launch(launched)
         return launched
+
+    def _sample(self, launched: LaunchedStep, tensors: StepTensors, grammar: GrammarOutput | None) -> None:
+        step = launched.step
+        self._head.sample(step, tensors, launched, grammar)
+        for end_forward in self._end_forward:
+            end_forward(step, tensors, launched.extras)
 
     def _update_requests(self, plan: StepPlan) -> None:
         for apply in self._apply:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raycore.decoder.network import Network
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.parallel.links import Link
 from raycore.parts.hidden_states.runner import ReturnedStates
 from raycore.profile_session import ProfiledParts
@@ -24,6 +24,8 @@ from raycore.sampling.sampler import SampledTokens, Sampler, rows_at_a_time
 from raycore.step.batch import StepInputs
 from raycore.step.copies import Download
 from raycore.step.device_batch import DeviceBatch, StepTensors
+
+_NO_LOGITS = torch.empty(0)
 
 Agree = Callable[[Tensor], Tensor]
 """Takes the tokens that this worker has sampled, int64[R], and returns those that all go on with."""
@@ -72,6 +74,8 @@ class SamplingHead(Head):
         self._reports = reports
         self._agree = agree
         self._returned_states = ReturnedStates()
+        self._logits_RV = _NO_LOGITS
+        """Of the step from which nothing has been sampled yet."""
         self._prompt_logprobs: dict[int, int] = {}
         """For requests with prompt logprobs, by slot: how many of the most likely tokens to report at each position."""
 
@@ -93,7 +97,7 @@ class SamplingHead(Head):
     def take(
         self, step: StepInputs, tensors: StepTensors, hidden: Tensor, launched: LaunchedStep, *, has_all: bool
     ) -> None:
-        """Sample. Adds tokens, log probabilities and returned states to `launched`."""
+        """Compute logits. Adds log probabilities of prompts, and returned states, to `launched`."""
         hidden_TD = None
         if has_all:
             hidden = self._rows.gather(hidden)
@@ -106,12 +110,29 @@ class SamplingHead(Head):
             states = self._returned_states.start(step, self._batch.num_prompt, hidden_TD, hidden)
             if states is not None:
                 launched.extras.append(states)
-        logits_RV = self._network.vocabulary.logits(hidden)
-        if len(step.sampled):
-            self._sample(step, tensors, logits_RV, launched)
+        self._logits_RV = self._network.vocabulary.logits(hidden)
+
+    def sample(
+        self, step: StepInputs, tensors: StepTensors, launched: LaunchedStep, grammar: GrammarOutput | None
+    ) -> None:
+        """Sample a token for each slot that gets one, and append it to the slot's tokens. Adds both to `launched`."""
+        logits_RV, self._logits_RV = self._logits_RV, _NO_LOGITS
+        if not len(step.sampled):
+            return
+        slots = step.sampled_slots
+        if self._sampler.is_plain_greedy(slots):
+            token_ids_R = self._sampler.kernels.most_likely(logits_RV)
+        else:
+            sampled = self._sampler.sample(logits_RV, slots, step.next_positions, self._batch, grammar)
+            token_ids_R = sampled.token_ids_R
+            if sampled.logprobs or sampled.failed:
+                launched.extras.append(_SampledExtras(sampled, self._sampler))
+        token_ids_R = self._agree(token_ids_R)
+        self._batch.append(tensors, token_ids_R)
+        launched.token_ids = Download([token_ids_R])
 
     def parts(self) -> ProfiledParts:
-        yield self, {"_sample": "sample"}
+        yield self, {"sample": "sample"}
 
     def _start_prompt_logprobs(self, step: StepInputs, hidden_TD: Tensor, launched: LaunchedStep) -> None:
         """Start to compute the logprobs of those prompt tokens that follow a token computed in this step."""
@@ -140,20 +161,6 @@ class SamplingHead(Head):
                 next_ids_T = self._batch.token_ids_SM[slot, first + start : first + start + len(logits_TV)].long()
                 downloads.append(self._sampler.prompt_logprobs(logits_TV, next_ids_T, self._prompt_logprobs[slot]))
         return downloads
-
-    def _sample(self, step: StepInputs, tensors: StepTensors, logits_RV: Tensor, launched: LaunchedStep) -> None:
-        """Sample a token for each slot that gets one, and append it to the slot's tokens. Adds both to `launched`."""
-        slots = step.sampled_slots
-        if self._sampler.is_plain_greedy(slots):
-            token_ids_R = self._sampler.kernels.most_likely(logits_RV)
-        else:
-            sampled = self._sampler.sample(logits_RV, slots, step.next_positions, self._batch)
-            token_ids_R = sampled.token_ids_R
-            if sampled.logprobs or sampled.failed:
-                launched.extras.append(_SampledExtras(sampled, self._sampler))
-        token_ids_R = self._agree(token_ids_R)
-        self._batch.append(tensors, token_ids_R)
-        launched.token_ids = Download([token_ids_R])
 
 
 @dataclass(slots=True)

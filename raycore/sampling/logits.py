@@ -14,7 +14,8 @@ A row's result doesn't depend on other rows, to the last bit, so sums over the v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,9 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.errors import InvalidRequest
-from raycore.messages import ThinkingLimit
+from raycore.messages import GrammarOutput, ThinkingLimit
 from raycore.parts.constraints.grammar.compiler import GrammarCompiler
-from raycore.parts.constraints.grammar.matcher import TokenMatcher
+from raycore.parts.constraints.grammar.matcher import TokenMatcher, mask_bytes
 from raycore.parts.constraints.sampling import forced_token, replayed_token
 from raycore.sampling_params import SamplingParams
 from raycore.step.copies import to_device, to_device_together
@@ -35,6 +36,8 @@ _MAX_BIAS = 100.0
 _PENALTY_BYTES = 64 << 20
 """Bytes for the penalties of the sequences that are processed together, unless one sequence needs more."""
 _PENALTY_BYTES_PER_TOKEN = 48
+_MASKS_AT_A_TIME = 16
+"""They are unpacked to a byte for each token."""
 _NO_IDS = np.empty(0, np.int64)
 _SLOT = np.dtype(  # a slot without a request is all zeros, which means no rule
     [
@@ -46,6 +49,7 @@ _SLOT = np.dtype(  # a slot without a request is all zeros, which means no rule
         ("frequency", np.float32),
         ("top_n_sigma", np.float32),  # 0 for greedy requests, whose token it keeps
         ("forces", np.bool_),  # has a limit of its reasoning, or tokens that it replays
+        ("only_constrained", np.bool_),  # has no other rule that applies at every position than a grammar
     ],
     align=True,  # torch accepts only fields of aligned records
 )
@@ -70,14 +74,16 @@ class _Rules:
     bad_words: list[NDArray[np.int64]]
     bias_ids: NDArray[np.int64]
     bias_values: NDArray[np.float32]
-    grammar: TokenMatcher | None
     params: SamplingParams
     thinking: ThinkingLimit | None = None
 
     @property
+    def has_ids(self) -> bool:
+        return self.allowed_ids is not None or bool(self.bad_words) or len(self.bias_ids) > 0
+
+    @property
     def always_apply(self) -> bool:
-        has_ids = self.allowed_ids is not None or bool(self.bad_words) or len(self.bias_ids) > 0
-        return has_ids or self.grammar is not None
+        return self.has_ids or self.params.structured_outputs is not None
 
 
 class LogitsRules:
@@ -89,6 +95,9 @@ class LogitsRules:
         self._failures: dict[int, tuple[int, str]] = {}
         """By slot: the position from which on a request's constraint can't be followed, and why."""
         self._rules: dict[int, _Rules] = {}
+        self._matchers: dict[int, TokenMatcher] = {}
+        """By slot: what follows a request's output, if nobody has given masks."""
+        self._given: _GivenMasks | None = None
         self._slots = np.zeros(num_slots, _SLOT)
         self._counts: Tensor | None = None
         """float32, flat, all zeros between calls: working memory to count output tokens."""
@@ -107,22 +116,33 @@ class LogitsRules:
     ) -> bool:
         """Store the rules of the request in `slot`, replacing earlier ones. Returns whether they change logits."""
         self.remove(slot)
-        rules = self._make_rules(params, eos_token_ids, bad_words_token_ids, self._make_matcher(slot, params))
+        rules = self._make_rules(params, eos_token_ids, bad_words_token_ids)
         penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
         penalised = penalties != (1.0, 0.0, 0.0)
         min_tokens = params.min_tokens if len(rules.end_ids) else 0
         self._rules[slot] = replace(rules, thinking=thinking)
         forces = thinking is not None or params.trace_decode_token_ids is not None
         top_n_sigma = 0.0 if params.is_greedy else params.top_n_sigma
-        self._slots[slot] = (rules.always_apply, penalised, min_tokens, *penalties, top_n_sigma, forces)
-        changes_logits = rules.always_apply or penalised or min_tokens > 0 or top_n_sigma > 0 or forces
-        return changes_logits or slot in self._failures
+        only_constrained = params.structured_outputs is not None and not rules.has_ids
+        always = rules.always_apply
+        self._slots[slot] = (always, penalised, min_tokens, *penalties, top_n_sigma, forces, only_constrained)
+        return always or penalised or min_tokens > 0 or top_n_sigma > 0 or forces
 
     def remove(self, slot: int) -> None:
         """Forget a slot's request."""
         self._rules.pop(slot, None)
+        self._matchers.pop(slot, None)
         self._failures.pop(slot, None)
         self._slots[slot] = 0
+
+    @contextmanager
+    def given(self, grammar: GrammarOutput) -> Generator[None, None, None]:
+        """Within the `with` statement, follow these masks instead of grammars."""
+        self._given = _GivenMasks(grammar, self._vocab_size)
+        try:
+            yield
+        finally:
+            self._given = None
 
     def apply(
         self,
@@ -178,27 +198,24 @@ class LogitsRules:
     def take_back_failure(self, slot: int) -> None:
         """Note that a slot's request hasn't failed, because the failure followed a wrong draft."""
         if self._failures.pop(slot, None) is not None:
-            rules = self._rules[slot]
-            # the old matcher can't be used after an error
-            self._rules[slot] = replace(rules, grammar=self._make_matcher(slot, rules.params))
+            self._matchers.pop(slot, None)  # it can't be used after an error
 
-    def _make_matcher(self, slot: int, params: SamplingParams) -> TokenMatcher | None:
-        if params.structured_outputs is None:
-            return None
-        assert self._grammars is not None
-        try:
-            return self._grammars.matcher(params.structured_outputs, params.stop_token_ids or ())
-        except InvalidRequest as error:
-            why = str(error)
-            self._failures[slot] = 0, why if why.startswith("structured_outputs") else f"structured_outputs: {why}"
-            return None
+    def _matcher(self, slot: int) -> TokenMatcher:
+        """Return what follows a slot's output. Raises InvalidRequest if the constraint can't be compiled."""
+        matcher = self._matchers.get(slot)
+        if matcher is None:
+            params = self._rules[slot].params
+            assert self._grammars is not None
+            assert params.structured_outputs is not None
+            matcher = self._grammars.matcher_of(params.structured_outputs, params.stop_token_ids or ())
+            self._matchers[slot] = matcher
+        return matcher
 
     def _make_rules(
         self,
         params: SamplingParams,
         eos_token_ids: Sequence[int],
         bad_words: Sequence[Sequence[int]],
-        grammar: TokenMatcher | None,
     ) -> _Rules:
         allowed = params.allowed_token_ids
         bias = {i: b for i, b in (params.logit_bias or {}).items() if i < self._vocab_size}
@@ -210,7 +227,6 @@ class LogitsRules:
             bad_words=[np.array(word, np.int64) for word in bad_words if len(word) and word[-1] < self._vocab_size],
             bias_ids=np.fromiter(bias, np.int64, len(bias)),
             bias_values=np.fromiter((max(-_MAX_BIAS, min(b, _MAX_BIAS)) for b in bias.values()), np.float32, len(bias)),
-            grammar=grammar,
             params=params,
         )
 
@@ -232,6 +248,12 @@ class LogitsRules:
         forbidden: list[NDArray[np.int64]] = []
         biased: list[NDArray[np.int64]] = []
         biases: list[NDArray[np.float32]] = []
+        if self._given is not None:
+            is_simple = self._slots["only_constrained"][slots[rows]] & ~too_early[rows]
+            self._given.apply(logits_RV, rows[is_simple], slots, positions)
+            rows = rows[~is_simple]
+            if not len(rows):
+                return
         lost_slot = -1  # its other rows follow a draft that its grammar forbids, so they will be dropped
         for row in rows.tolist():
             slot = int(slots[row])
@@ -240,7 +262,7 @@ class LogitsRules:
             rules = self._rules[slot]
             output = batch.token_ids[slot, int(batch.num_prompt[slot]) : int(positions[row])]
             forbidden_ids = _forbidden_ids(rules, output, bool(too_early[row]))
-            if rules.grammar is not None:
+            if rules.params.structured_outputs is not None:
                 early_end_ids = rules.early_end_ids if too_early[row] else _NO_IDS
                 position = int(positions[row])
                 kept_V = self._apply_grammar(logits_RV[row], slot, position, output, forbidden_ids, early_end_ids)
@@ -279,13 +301,8 @@ class LogitsRules:
         Returns: which tokens may come next, bool[V]. None: the constraint can't be followed.
         """
         rules = self._rules[slot]
-        assert rules.grammar is not None
-        if slot in self._failures:
-            return None
-        try:
-            kept_V = rules.grammar.allowed_after(output)
-        except InvalidRequest as error:
-            self._failures[slot] = position, str(error)
+        kept_V = self._allowed(slot, position, output)
+        if kept_V is None:
             return None
         if rules.allowed_ids is not None:
             kept_V = _narrow(kept_V, rules.allowed_ids, is_wanted=True)
@@ -295,6 +312,19 @@ class LogitsRules:
             kept_V = _narrow(kept_V, early_end_ids, is_wanted=True)
         logits_V.masked_fill_(to_device(~kept_V, logits_V.device), -torch.inf)
         return kept_V
+
+    def _allowed(self, slot: int, position: int, output: NDArray[np.int32]) -> NDArray[np.bool_] | None:
+        """Return which tokens a slot's grammar allows after `output`, bool[V]. None: it can't be followed, or nothing
+        comes here."""
+        if self._given is not None:
+            return self._given.allowed(slot, position)
+        if slot in self._failures:
+            return None
+        try:
+            return self._matcher(slot).allowed_after(output)
+        except InvalidRequest as error:
+            self._failures[slot] = position, str(error)
+            return None
 
     def _force(self, logits_V: Tensor, slot: int, position: int, batch: DeviceBatch) -> None:
         """Leave only the token that is replayed or ends too long a reasoning, if one has to come here, in place."""
@@ -353,6 +383,52 @@ class LogitsRules:
         count_PL = self._counts.index_add_(0, keys, weight_PL.view(-1))[key_PL]
         self._counts.index_fill_(0, keys, 0.0)
         return count_PL
+
+
+class _GivenMasks:
+    """Masks for some of a step's rows, by slot and position."""
+
+    def __init__(self, grammar: GrammarOutput, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        slots, positions = np.frombuffer(grammar.slots, np.int32), np.frombuffer(grammar.positions, np.int32)
+        bits: NDArray[np.uint8] = np.frombuffer(grammar.bitmask, np.uint8)
+        self._bits_MB = np.reshape(bits, (len(slots), mask_bytes(vocab_size)))
+        self._masks = {key: mask for mask, key in enumerate(zip(slots.tolist(), positions.tolist(), strict=True))}
+
+    def allowed(self, slot: int, position: int) -> NDArray[np.bool_] | None:
+        """Return which tokens may come, bool[V]. None: there is no mask, because the row comes after a wrong draft, or
+        its request has left or has failed."""
+        mask = self._masks.get((slot, position))
+        return None if mask is None else self._unpacked(self._bits_MB[mask])
+
+    def apply(
+        self,
+        logits_RV: Tensor,
+        rows: NDArray[np.integer],
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+    ) -> None:
+        """Forbid in these rows what may not come, in place. Rows without a mask stay as they are."""
+        keys = zip(slots[rows].tolist(), positions[rows].tolist(), strict=True)
+        pairs = [
+            (row, mask)
+            for row, key in zip(rows.tolist(), keys, strict=True)
+            if (mask := self._masks.get(key)) is not None
+        ]
+        for first in range(0, len(pairs), _MASKS_AT_A_TIME):
+            some = pairs[first : first + _MASKS_AT_A_TIME]
+            is_forbidden_NV = self._unpacked(~self._bits_MB[[mask for _, mask in some]])
+            forbidden_NV = to_device(is_forbidden_NV, logits_RV.device)
+            first_row, last_row = some[0][0], some[-1][0]
+            if last_row - first_row + 1 == len(some):
+                logits_RV[first_row : last_row + 1].masked_fill_(forbidden_NV, -torch.inf)
+                continue
+            for (row, _), forbidden_V in zip(some, forbidden_NV, strict=True):
+                logits_RV[row].masked_fill_(forbidden_V, -torch.inf)
+
+    def _unpacked(self, bits: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        unpacked: NDArray[np.uint8] = np.unpackbits(bits, axis=-1, count=self._vocab_size, bitorder="little")
+        return unpacked.view(np.bool_)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: bool) -> NDArray[np.bool_]:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.config.model import LogprobsMode
-from raycore.messages import ThinkingLimit
+from raycore.messages import GrammarOutput, ThinkingLimit
 from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.sampling import keyed_random
 from raycore.sampling.kernels import SamplingKernels
@@ -205,15 +205,27 @@ class Sampler:
         return bool(self._slots["plain_greedy"][slots].all())
 
     def sample(
-        self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: DeviceBatch
+        self,
+        logits_RV: Tensor,
+        slots: NDArray[np.integer],
+        positions: NDArray[np.integer],
+        batch: DeviceBatch,
+        grammar: GrammarOutput | None = None,
     ) -> SampledTokens:
         """Sample a token for each of R rows: row `i` is for slot `slots[i]`, and its token gets position
         `positions[i]`. A slot may have several rows, one after the other, with ascending positions.
 
         Reads the tokens of `batch` before these positions, which include drafts. Doesn't wait for the device, and
         doesn't change `logits_RV`, which may have any floating-point type.
+
+        Args:
+            grammar: which tokens may come in rows with a constraint. Such rows that it doesn't have are free. None:
+                `grammars` decide.
         """
-        return self._sample(logits_RV, slots, positions, batch, with_logprobs=True)
+        if grammar is None:
+            return self._sample(logits_RV, slots, positions, batch, with_logprobs=True)
+        with self._rules.given(grammar):
+            return self._sample(logits_RV, slots, positions, batch, with_logprobs=True)
 
     def draft(
         self, logits_RV: Tensor, slots: NDArray[np.integer], positions: NDArray[np.integer], batch: DeviceBatch

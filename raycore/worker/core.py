@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from raycore.config import EngineConfig
 from raycore.hooks import overridden
-from raycore.messages import StepPlan
+from raycore.messages import GrammarOutput, StepPlan
 from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.memory_sizes import MemorySizes
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from raycore.parts.experts.parallel import ExpertParallel
+    from raycore.runner.launched_step import LaunchedStep
     from raycore.runner.runner import ModelRunner
     from raycore.worker.setup import WorkerSetup
     from raycore.worker.worker_model import WorkerModel
@@ -103,6 +104,10 @@ class NoRunner:
 
     def launch(self, plan: StepPlan) -> NoReturn:
         """No step can run."""
+        raise AssertionError("initialize_cache() comes first")
+
+    def sample(self, launched: LaunchedStep, grammar: GrammarOutput | None) -> NoReturn:
+        """No step has run."""
         raise AssertionError("initialize_cache() comes first")
 
     def execute(self, plan: StepPlan) -> NoReturn:

@@ -21,15 +21,15 @@ class WorkerProtocol(Protocol):
     custom workers subclass `raycore.worker.worker.Worker` and override a few methods.
 
     A worker may have a float attribute `load_progress`: the fraction of the weights that has been read, 0 to 1. Any
-    thread may read it. With `device="cuda"`, a worker also needs the method `gpu_id()`, and for structured outputs the
-    method `prepare_grammars()`; both are described in `Worker`. `collective_rpc` can call any other method whose
-    arguments and results can be pickled. Profiles need the method `profile()`, saved weights the method
-    `save_sharded_state()`, LoRA adapters the methods `prepare_adapters()` and `drop_adapters()`, and drafts by a model
-    the method `take_draft_token_ids()`, described there, too. KV connectors need the method
-    `get_kv_connector_handshake_metadata()` of `Worker`, and their reports with the results of steps. If other methods
-    than those of updates change the weights, `num_weight_changes` of `Worker` says so. Ranks that share
-    experts need the methods `memory_need()`, `regroup()` and `accompany_warm_up()` of `Worker`; without them, all ranks
-    are restarted when their number changes.
+    thread may read it. With `device="cuda"`, a worker also needs the method `gpu_id()`. For structured outputs, it
+    needs `sample_tokens()` (see `execute_model()`), or `prepare_grammars()` if it follows grammars itself. All are
+    described in `Worker`. `collective_rpc` can call any other method whose arguments and results can be pickled.
+    Profiles need the method `profile()`, saved weights the method `save_sharded_state()`, LoRA adapters the methods
+    `prepare_adapters()` and `drop_adapters()`, and drafts by a model the method `take_draft_token_ids()`, described
+    there, too. KV connectors need the method `get_kv_connector_handshake_metadata()` of `Worker`, and their reports
+    with the results of steps. If other methods than those of updates change the weights, `num_weight_changes` of
+    `Worker` says so. Ranks that share experts need the methods `memory_need()`, `regroup()` and
+    `accompany_warm_up()` of `Worker`; without them, all ranks are restarted when their number changes.
     """
 
     def __init__(self, config: EngineConfig, rank: WorkerRank) -> None:
@@ -70,6 +70,12 @@ class WorkerProtocol(Protocol):
 
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
         """Run one step. Returns the result on the worker whose rank `reports_steps`, and None on the others.
+
+        A worker may have a method `sample_tokens(grammar)`, too. It then computes the logits here, and returns None.
+        `sample_tokens` is called next, samples, and returns what is described here. `grammar` is a `GrammarOutput`,
+        which the engine has made meanwhile, if the plan is `masked`; otherwise it is None, and this method may as well
+        do everything itself. A subclass of `Worker` that overrides this method, but not `sample_tokens`, samples here:
+        it gets the masks with the plan, in `plan.grammar`.
 
         A worker whose device still computes the step may return a `Pending` instead, which gives the result, or None,
         later. Up to `EngineConfig.max_steps_in_flight` steps are then started before the first one's result is taken.

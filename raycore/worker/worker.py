@@ -21,7 +21,7 @@ from raycore.activity import TAGS, MemoryTag
 from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import DType, EngineConfig
 from raycore.errors import InvalidInput
-from raycore.messages import Computation, StepPlan, StepResult
+from raycore.messages import Computation, GrammarOutput, StepPlan, StepResult
 from raycore.node import resources as host
 from raycore.node.versions import warn_if_untested
 from raycore.parts.adapters.worker import AdapterReader
@@ -51,6 +51,7 @@ from raycore.worker.worst_steps import run_worst_steps
 
 if TYPE_CHECKING:
     from raycore.decoder.network import Network
+    from raycore.runner.launched_step import LaunchedStep
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ class Worker(WorkerProtocol):
         self._core = WorkerCore(config, rank)
         self._parts: dict[type[WorkerPart], WorkerPart] = {}
         self._step_times = WorkerTimes(0.0, 0.0)
+        self._unsampled: tuple[StepPlan, LaunchedStep] | None = None
+        """The masked step whose tokens haven't been sampled."""
 
     @property
     def config(self) -> EngineConfig:
@@ -198,7 +201,8 @@ class Worker(WorkerProtocol):
 
     @fails_together
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
-        """Run one step. Returns the result on the worker that reports steps, and None on others.
+        """Run one step, but a masked one only up to its logits. Returns the result on the worker that reports steps,
+        and None on others.
 
         A GPU hasn't finished when this returns, if several steps may be in flight: see `WorkerProtocol.execute_model`.
         If engines share experts, an engine without work gets empty plans while other engines have work.
@@ -208,8 +212,30 @@ class Worker(WorkerProtocol):
         for begin in core.hooks.begin:
             begin(plan)
         launched = core.runner.launch(plan)
-        took_s, link_s = perf_counter() - started_s, core.groups.waited_s() - waited_s
+        self._add_time(started_s, waited_s)
+        if plan.masked:
+            self._unsampled = plan, launched
+            return None
+        return self._end_step(plan, launched)
+
+    @fails_together
+    def sample_tokens(self, grammar: GrammarOutput | None) -> StepResult | Pending[StepResult | None] | None:
+        """Run the rest of a masked step. Returns what `execute_model` returns of others; None if there is no rest."""
+        if self._unsampled is None:
+            return None
+        core, (plan, launched) = self._core, self._unsampled
+        self._unsampled = None
+        started_s, waited_s = perf_counter(), core.groups.waited_s()
+        core.runner.sample(launched, grammar)
+        self._add_time(started_s, waited_s)
+        return self._end_step(plan, launched)
+
+    def _add_time(self, started_s: float, waited_s: float) -> None:
+        took_s, link_s = perf_counter() - started_s, self._core.groups.waited_s() - waited_s
         self._step_times = self._step_times.plus(took_s - link_s, link_s)
+
+    def _end_step(self, plan: StepPlan, launched: LaunchedStep) -> StepResult | Pending[StepResult | None] | None:
+        core = self._core
         step: Pending[StepResult | None] = launched if core.rank.reports_steps else Unreported(launched)
         for end in core.hooks.end:
             step = end(plan, step)

@@ -18,6 +18,7 @@ from raycore.node.niceness import run_yielding
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id, node_ip, own_gpus, title_process
 from raycore.rpc.endpoint import Invitation, TransportClosed, WorkerEndpoint
 from raycore.rpc.server import RpcServer
+from raycore.rpc.worker_steps import takes_masks
 from raycore.system import os, threading
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank, load_worker_class, preload_worker
@@ -74,10 +75,12 @@ class WorkerActor:
         return answer
 
     @endpoint("work")
-    def start(self, rank: WorkerRank) -> None:
+    def start(self, rank: WorkerRank) -> bool:
         """Create the worker and load its model, unless it will get its weights from workers that already run.
 
         Called after `join()` has returned on all workers of the engine.
+
+        Returns: whether the worker can be given masks.
         """
         if self._endpoint is not None:
             self._endpoint.finish_joining()
@@ -91,6 +94,7 @@ class WorkerActor:
         worker.init_device()
         if not rank.is_new:
             worker.load_model()
+        return takes_masks(worker)
 
     @endpoint()
     def load_progress(self) -> float:

@@ -14,7 +14,7 @@ from waiting import LONG_S
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.rpc.client import RpcClient
 from raycore.rpc.wire import encode_call
 from raycore.worker.rank import WorkerRank
@@ -83,6 +83,21 @@ def test_a_step_is_answered_by_one_worker_or_aggregated_over_all_workers(client:
         call(client, _step_as_usual).result()
 
 
+@pytest.mark.parametrize("size", [1, 5000], ids=["short", "in parts"])
+@pytest.mark.parametrize("aggregate", [None, together], ids=["by one", "by all"])
+def test_masks_come_after_the_plan_and_replies_after_the_masks(client: RpcClient, aggregate: Any, size: int):
+    masks = GrammarOutput(bytes(4), bytes(4), bytes(size))
+    call(client, _sample_together, aggregate is not None).result()
+    try:
+        for step in (3, 4):
+            pending = client.step(StepPlan(step, masked=True), LONG_S, aggregate)
+            client.sample_tokens(pending, masks, LONG_S)
+            expected = step + size if aggregate is None else 11 * step + 2 * size
+            assert pending.result().step == expected
+    finally:
+        call(client, _step_as_usual).result()
+
+
 def test_callbacks_run_on_the_thread_that_reads_the_replies(client: RpcClient):
     told: list[tuple[Any, threading.Thread]] = []
     pending = [call(client, "sleep", 0.0), client.step(StepPlan(1), LONG_S)]
@@ -111,6 +126,18 @@ def _step_on_all(worker: Any, delay_s: float) -> None:
     def execute_model(plan: StepPlan) -> Any:
         result = StepResult(plan.step * 10**worker.rank)
         return Step(result) if delay_s else result
+
+    worker.execute_model = execute_model
+
+
+def _sample_together(worker: Any, all_reply: bool) -> None:
+    """Its steps tell how long their masks are. Without them, this fails."""
+
+    def execute_model(plan: StepPlan) -> Any:
+        assert plan.grammar is not None
+        if all_reply or worker.rank == 0:
+            return StepResult(plan.step * 10**worker.rank + len(plan.grammar.bitmask))
+        return None
 
     worker.execute_model = execute_model
 

@@ -33,7 +33,7 @@ from raycore.messages import (
 )
 from raycore.outputs import CompletionOutput, RequestOutput
 from raycore.parts.adapters.scheduler import AdapterLimit
-from raycore.parts.constraints.scheduler import Constraints
+from raycore.parts.constraints.scheduler import Constraints, GrammarMasks
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.drafts.guesses.drafts import Drafts
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning, PlanningAhead
@@ -527,6 +527,7 @@ class FakeEngineCore:
         has_experts: bool = False,
         workers_draft: bool = False,
         drafts_ahead: bool = False,
+        masks: GrammarMasks | None = None,
     ) -> None:
         """
         Args:
@@ -536,6 +537,7 @@ class FakeEngineCore:
             windows: those of the groups of layers.
             num_prefix_states: of a model whose layers keep states. None: they don't.
             encoder: of a model that takes more than text. None: it doesn't.
+            masks: what makes the masks of constrained requests. None: they aren't constrained.
             has_experts: whether tokens' experts are returned. The first group of layers then has no window.
         """
         groups = [CacheGroup("full" if window is None else "window", (), window) for window in windows]
@@ -551,7 +553,9 @@ class FakeEngineCore:
             num_prefix_states=num_prefix_states,
         )
         state_rows = None if num_prefix_states is None else StateRows.of(cache, max_num_seqs, max_drafts)
-        parts: list[SchedulerPart] = [AdapterLimit(max_adapters), Constraints()]
+        parts: list[SchedulerPart] = [AdapterLimit(max_adapters), Constraints(defers_masks=masks is not None)]
+        if masks is not None:
+            parts.append(masks)
         if enable_prefix_caching:
             parts.append(Prefixes())
         if enable_prefix_caching and state_rows is not None:

@@ -17,6 +17,8 @@ TOKEN = 5
 class FakeExecutor:
     """One worker whose model always says `TOKEN`."""
 
+    takes_masks = False
+
     def __init__(self, available: int = 1 << 20, max_concurrent_batches: int = 1):
         self.max_concurrent_batches = max_concurrent_batches
         self.available = available

@@ -50,6 +50,7 @@ NOT_CACHES = {
         running_engine._kept
         metrics.engines._engines
         sampling.logits.LogitsRules._failures
+        sampling.logits.LogitsRules._matchers
         sampling.processor_batch.ProcessorBatch._outputs
         parts.images.scheduler.EncoderInputs._num_users
         parts.images.scheduler.EncoderInputs._partial

@@ -31,7 +31,7 @@ BELOW = {
     "cluster": {"engine", "status", "placement"},
     "trainer": {"engine"},
     "engine": {"scheduler", "executor", "values", "lru_bytes"},
-    "scheduler": {"connectors", "kvcache", "guesses", "hooks"},
+    "scheduler": {"connectors", "kvcache", "guesses", "hooks", "grammar"},
     "executor": {"worker", "placement"},
     "worker": {"transfer", "connectors", "runner", "fallback", "encoder", "vision", "rpc", "activity"},
     "weight_transfer": {"transfer"},

@@ -11,17 +11,20 @@ from typing import Any
 import jsonschema
 import msgspec
 import pytest
+from mixed_requests import run as run_mixed
 from number_formats import REPEATABLE
 
 from raycore.config import resolve
 from raycore.demo import demo_model_path
 from raycore.engine.core import EngineCore
+from raycore.executor import inline
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest, FinishedRequest
 from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.text.tokenizer import Tokenizer
 from raycore.worker.rank import RankIdentity
+from raycore.worker.worker import Worker
 
 TOKENS = Tokenizer.from_dir(demo_model_path())
 NUM_REQUESTS = 16
@@ -189,3 +192,114 @@ def test_min_tokens_delays_the_end_of_a_constrained_output_that_can_go_on(core):
         each.params.min_tokens = 30
     outputs, _ = run(core, made)
     assert all(len(tokens) > 30 for tokens in outputs.values())
+
+
+class Apart(Worker):
+    """A worker of a user's that never samples in `execute_model`, as vLLM's."""
+
+    def execute_model(self, plan):
+        assert super().execute_model(msgspec.structs.replace(plan, masked=True)) is None
+        self.waits = plan.masked
+
+    def sample_tokens(self, grammar):
+        assert (grammar is not None) == self.waits
+        return super().sample_tokens(grammar)
+
+
+class Together(Worker):
+    """One that does something with the result of every step."""
+
+    num_tokens = 0
+
+    def execute_model(self, plan):
+        result = super().execute_model(plan)
+        self.num_tokens += len(result.token_ids) // 4
+        return result
+
+
+LIMITS: dict[str, Any] = {
+    "max_num_seqs": 12,
+    "max_num_batched_tokens": 64,
+    "num_gpu_blocks_override": 200,
+    "block_size": 8,
+}
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+WAYS: dict[str, dict[str, Any]] = {
+    "one step at a time": {},
+    "two steps": {"max_concurrent_batches": 2},
+    "chunks": {"max_num_batched_tokens": 16},
+    "preemptions": {"num_gpu_blocks_override": 12, "max_concurrent_batches": 2},
+    "drafts": {"speculative_config": NGRAM},
+    "drafts of workers": {"speculative_config": NGRAM, "max_concurrent_batches": 2},
+    "a worker that samples apart": {"worker_cls": f"{__name__}.Apart"},
+    "a worker that samples in execute_model": {"worker_cls": f"{__name__}.Together"},
+}
+
+
+@pytest.fixture(scope="module")
+def followed_by_workers() -> dict[int, Any]:
+    """Outputs of an engine that makes no masks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inline, "takes_masks", lambda worker: False)
+        return run_mixed({}, **LIMITS)[0]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_outputs_with_masks_are_those_of_workers_that_follow_grammars(
+    way: str, followed_by_workers: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Constrained requests, others, and both in one step."""
+    masked: list[bool] = []
+    execute = InlineExecutor.execute
+    monkeypatch.setattr(InlineExecutor, "execute", lambda self, plan: masked.append(plan.masked) or execute(self, plan))
+    found, load = run_mixed({}, **LIMITS | WAYS[way])
+    assert any(masked) == (way != "drafts of workers"), "then workers follow grammars"
+    assert (load.num_preemptions > 0) == (way == "preemptions")
+    for seq_id, output in found.items():
+        for name in ("tokens", "logprobs", "end"):
+            assert output[name] == followed_by_workers[seq_id][name], (seq_id, name)
+
+
+def test_constrained_requests_take_part_in_each_step_in_flight():
+    """A step of the same requests is in flight whenever a result arrives: its masks follow the tokens of that."""
+    made = [request(seq_id, seed=3, regex="[a-z]{20}") for seq_id in range(4)]
+    one_by_one = make_core(num_gpu_blocks_override=500)
+    overlapping = make_core(num_gpu_blocks_override=500, max_concurrent_batches=2)
+    step, num_left = overlapping.step, []
+
+    def noting():
+        outputs = step()
+        if outputs is not None:
+            num_left.append(overlapping.num_in_flight)
+        return outputs
+
+    overlapping.step = noting
+    expected, _ = run(one_by_one, made)
+    assert run(overlapping, made)[0] == expected
+    assert all(re.fullmatch("[a-z]{20}", TOKENS.decode(tokens)) for tokens in expected.values())
+    assert num_left[:10] == [1] * 10
+    one_by_one.shutdown()
+    overlapping.shutdown()
+
+
+def test_a_request_that_is_aborted_between_plan_and_masks_leaves_the_others_alone():
+    made = [request(seq_id, seed=4, regex="[a-z]{30}") for seq_id in range(4)]
+    core = make_core(num_gpu_blocks_override=500, max_concurrent_batches=2)
+    expected, _ = run(core, made)
+    execute, num_steps = core.executor.execute, 0
+
+    def abort_during(plan):
+        nonlocal num_steps
+        pending, num_steps = execute(plan), num_steps + 1
+        if num_steps == 5:
+            assert plan.masked
+            core.abort([1])
+        return pending
+
+    core.executor.execute = abort_during
+    found, ends = run(core, made)
+    assert found.pop(1) == expected.pop(1)[:3], "the fourth was in flight"
+    assert found == expected
+    assert ends.keys() == {0, 2, 3}
+    core.scheduler.check_integrity()
+    core.shutdown()

@@ -6,7 +6,7 @@ from collections import deque
 import pytest
 
 from raycore.errors import EngineDeadError, InvalidInput, RpcTimeout, WorkerFailed, WorkerRefused
-from raycore.messages import StepPlan, StepResult
+from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.rpc.client import RpcClient
 from raycore.rpc.endpoint import TransportClosed
 from raycore.rpc.server import RpcServer
@@ -175,6 +175,65 @@ def test_a_failure_after_a_steps_result_is_passed_to_late_failure(client, wire):
     assert not reported
     call(client, "who").result()
     assert [error.rank for error in reported] == [1]
+
+
+MASKS = GrammarOutput(bytes(4), bytes(4), b"mask")
+
+
+def sample_apart(worker, log):
+    """Make a worker one that samples in a call of its own."""
+
+    class Apart(Worker):
+        def execute_model(self, plan):
+            if super().execute_model(plan) is not None:
+                log.append(("execute", self.rank))
+
+        def sample_tokens(self, grammar):
+            log.append(("sample", self.rank, grammar))
+            return StepResult(1) if self.rank == 0 else None
+
+    worker.__class__ = Apart
+
+
+@pytest.mark.parametrize("is_aggregated", [False, True])
+def test_masks_follow_a_masked_step_and_its_replies_come_after_them(client, wire, is_aggregated):
+    log = []
+    for worker in wire.workers:
+        sample_apart(worker, log)
+    aggregate = (lambda results: results) if is_aggregated else None
+    pending = client.step(StepPlan(1, masked=True), 5.0, aggregate)
+    assert log == [("execute", 0)]
+    assert not wire.replies
+    assert call(client, "who").result() == [0, 1, 2]
+    client.sample_tokens(pending, MASKS, 5.0)
+    assert log[1:] == [("sample", rank, MASKS) for rank in range(3)]
+    assert len(wire.replies) == (3 if is_aggregated else 1)
+    assert pending.result() == ([StepResult(1), None, None] if is_aggregated else StepResult(1))
+    assert call(client, "who").result() == [0, 1, 2], "replies belong to their calls"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_masks_of_a_step_that_has_failed_are_dropped(client, wire, rank):
+    log = []
+    for worker in wire.workers:
+        sample_apart(worker, log)
+    pending = client.step(StepPlan(1, freed_slots=[rank], masked=True), 5.0)
+    client.sample_tokens(pending, MASKS, 5.0)
+    assert ("sample", rank, MASKS) not in log
+    with pytest.raises(WorkerFailed, match="no step") as raised:
+        pending.result()
+    assert raised.value.rank == rank
+
+
+def test_a_failure_while_sampling_fails_the_step(client, wire):
+    log = []
+    for worker in wire.workers:
+        sample_apart(worker, log)
+    pending = client.step(StepPlan(1, masked=True), 5.0)
+    wire.workers[0].sample_tokens = lambda grammar: 1 / 0
+    client.sample_tokens(pending, MASKS, 5.0)
+    with pytest.raises(WorkerFailed, match="ZeroDivisionError"):
+        pending.result()
 
 
 def test_a_closed_transport_ends_calls_with_its_reason(client, wire):

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_connector import Chances, FakeConnector
-from fake_engine_core import FakeEngineCore
+from fake_engine_core import VOCAB, FakeEngineCore
 from scheduler_parts import part_of
 
 from raycore.kvcache.snapshots import Snapshots
 from raycore.messages import Feature, FeatureData
 from raycore.parts.adapters.scheduler import AdapterLimit
-from raycore.parts.constraints.scheduler import Constraints
+from raycore.parts.constraints.scheduler import Constraints, GrammarMasks
 from raycore.parts.drafts.scheduler.drafting import DraftPlanning
 from raycore.parts.images.config import EncoderLimits
 from raycore.parts.images.scheduler import EncoderInputs
@@ -37,6 +37,7 @@ PARTS: dict[type[SchedulerPart], dict[str, Any]] = {
     EncoderInputs: {"encoder": EncoderLimits(16, 16, True)},
     AdapterLimit: {"max_adapters": 1},
     Constraints: {},
+    GrammarMasks: {"masks": True},
     CachedExperts: {"has_experts": True},
 }
 """In order, with the options that give a fake engine such a part. Cached blocks come before states, which shorten them,
@@ -47,10 +48,16 @@ CALLED_ON_PARTS = {"attach", "request_limits", "set_aside", "requests", "held_bl
 """Methods that aren't bound as hooks: they are called for each part, or for the one that keeps a request."""
 
 
+class NoCompiler:
+    """No request of these tests has a constraint."""
+
+
 def engine_with(kind: type[SchedulerPart], **options: Any) -> FakeEngineCore:
     given = PARTS[kind] | options
     if "connector" in given:
         given["connector"] = FakeConnector(4, Chances(is_async=0.0))
+    if "masks" in given:
+        given["masks"] = GrammarMasks(NoCompiler(), VOCAB)  # pyright: ignore[reportArgumentType]
     if "kv_events" in given:
         given["kv_events"] = []
     return FakeEngineCore(**given)
@@ -94,7 +101,7 @@ def test_hooks_have_the_names_and_parameters_of_the_contract(kind: type[Schedule
     for name in own.keys() & HOOKS.keys():
         assert inspect.signature(own[name]) == inspect.signature(HOOKS[name]), name
     # a misspelled hook would never be called
-    assert own.keys() - HOOKS.keys() <= {"settle"}
+    assert own.keys() - HOOKS.keys() <= {"settle", "is_due", "make"}
 
 
 def test_hooks_that_no_part_overrides_cost_nothing() -> None:
@@ -146,7 +153,7 @@ def test_a_refused_request_leaves_no_trace(kind: type[SchedulerPart]) -> None:
     submit(engine, 30, 30)
     refused = scheduler._waiting.peek()
     before = state_of(part)
-    assert bool(before) == (kind is not Constraints), "only constraints keep nothing"
+    assert before, "each part keeps something"
     for _ in range(2):
         scheduler._refused = None
         scheduler._admit_waiting(StepBuilder(scheduler._slots.batch(np.zeros(0, np.int64))), 16)

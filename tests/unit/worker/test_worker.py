@@ -317,13 +317,14 @@ def test_prepare_structured_outputs_loads_the_tokenizer_at_the_start(
     read: list[Path] = []
     original = native.read_tokenizer_text
     monkeypatch.setattr(native, "read_tokenizer_text", lambda path: read.append(path) or original(path))  # pyright: ignore
+    follows = {"scheduler_cls": "raycore.scheduler.scheduler.Scheduler"}
     for asked in (False, True):
-        worker = start(checkpoint, tokenizer=demo_model_path(), prepare_structured_outputs=asked)
+        worker = start(checkpoint, tokenizer=demo_model_path(), prepare_structured_outputs=asked, **follows)
         worker.initialize_cache(cache_of(worker, 4))
         worker.warm_up()
         assert read == [Path(demo_model_path())] * asked
     monkeypatch.setitem(sys.modules, "llguidance", None)
-    worker = start(checkpoint, prepare_structured_outputs=True)
+    worker = start(checkpoint, prepare_structured_outputs=True, **follows)
     worker.initialize_cache(cache_of(worker, 4))
     with pytest.raises(InvalidConfig, match=r'prepare_structured_outputs=True: .*pip install "raycore\[structured\]"'):
         worker.warm_up()

@@ -23,8 +23,8 @@ from raycore.worker.worker import PARTS, Worker
 HOOKS = {name for name, each in vars(WorkerPart).items() if inspect.isfunction(each) and not name.startswith("_")}
 NAMES = """
 init_device load_model get_kv_cache_spec determine_available_memory initialize_cache warm_up dtype_name computation
-execute_model sleep wake_up check_health shutdown take_draft_token_ids step_times gpu_id tell_peers load_progress
-get_model apply_model model_runner vllm_config model_config device local_rank config rank
+execute_model sample_tokens sleep wake_up check_health shutdown take_draft_token_ids step_times gpu_id tell_peers
+load_progress get_model apply_model model_runner vllm_config model_config device local_rank config rank
 profile prepare_grammars prepare_adapters drop_adapters get_kv_connector_handshake_metadata
 reload_weights num_weight_changes lacks_weights save_sharded_state weights_checksum
 load_weights start_weight_update finish_weight_update cancel_weight_update reload_from

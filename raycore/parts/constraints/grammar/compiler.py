@@ -101,6 +101,16 @@ class GrammarCompiler:
             raise InvalidRequest(str(compiled)) from compiled
         return self._begin(compiled, stop_token_ids)
 
+    def matcher_of(self, asked: StructuredOutputsParams, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
+        """Do the same as `matcher`. The error says which parameter can't be followed."""
+        try:
+            return self.matcher(asked, stop_token_ids)
+        except InvalidRequest as error:
+            why = str(error)
+            raise InvalidRequest(
+                why if why.startswith("structured_outputs") else f"structured_outputs: {why}"
+            ) from error
+
     def _begun(self, asked: StructuredOutputsParams) -> tuple[Future[_Compiled | InvalidRequest], float]:
         key = msgspec.msgpack.encode(asked)
         with self._lock:
