@@ -126,6 +126,8 @@ class EngineRequest(msgspec.Struct, array_like=True):
     one text."""
     thinking: ThinkingLimit | None = None
     """None: reasoning may be as long as the output."""
+    hands_over: bool = False
+    """Whether this rank computes only the prompt and a token, and another one goes on."""
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):

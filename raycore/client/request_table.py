@@ -245,8 +245,9 @@ class RequestTable:
             self._parked.pop(request_id, None)
             unfinished = [request.sequences[index] for index in self._outputs.unfinished(request_id)]
             route = self.routes.route(unfinished[0], request.cache_salt, request.wanted_rank)
-            if route.hints is not None:
-                unfinished = [msgspec.structs.replace(each, hints=route.hints) for each in unfinished]
+            if route.hints is not None or route.hands_over:
+                changed = {"hints": route.hints, "hands_over": route.hands_over}
+                unfinished = [msgspec.structs.replace(each, **changed) for each in unfinished]
             if route.hands_over:
                 self._computing.update((sequence.seq_id, request_id) for sequence in unfinished)
             self._place(request_id, request, route.rank)

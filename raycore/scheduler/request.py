@@ -109,7 +109,8 @@ class Request:
     lora_name: str | None = None
     """The name of the adapter that the request uses."""
     hints: dict[str, Any] | None = None
-    """As in `EngineRequest`."""
+    hands_over: bool = False
+    """Both as in `EngineRequest`."""
     may_load: bool = True
     """Whether the KV connector may bring blocks. After a failure, it may not."""
     num_computed_tokens: int = 0
@@ -277,7 +278,7 @@ class RequestLimits:
         max_tokens = self._max_tokens(len(prompt), params.max_tokens)
         if message.pooling is not None:
             max_tokens = len(prompt) + 1  # the result's token, which is never computed, doesn't count
-        elif message.hints is not None and message.hints.get("do_remote_decode"):
+        elif message.hands_over:
             max_tokens = min(max_tokens, len(prompt) + len(output) + 1)
         if len(prompt) + len(output) >= max_tokens:
             raise InvalidRequest(
@@ -305,6 +306,7 @@ class RequestLimits:
             request_id=message.request_id,
             lora_name=None if message.lora is None else message.lora.lora_name,
             hints=message.hints,
+            hands_over=message.hands_over,
             pooling=message.pooling,
             features=message.features,
             feature_data=cast("list[FeatureData]", message.feature_data),

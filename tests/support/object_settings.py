@@ -41,7 +41,7 @@ from raycore.parts.transfers.connectors.embeddings import EmbeddingStore, store_
 from raycore.parts.transfers.connectors.offload.scheduler import OffloadScheduler
 from raycore.parts.transfers.connectors.offload.settings import read_settings as read_offload_settings
 from raycore.parts.transfers.connectors.offload.worker import OffloadWorker
-from raycore.parts.transfers.connectors.peers.hints import TransferParams, address_text, as_params
+from raycore.parts.transfers.connectors.peers.hints import RemoteBlocks, address_text, as_hints
 from raycore.parts.transfers.connectors.peers.notes import WorkerInfo
 from raycore.parts.transfers.connectors.peers.scheduler_side import DisaggregationScheduler, PeersScheduler
 from raycore.parts.transfers.connectors.peers.settings import DisaggregationSettings, read_settings
@@ -90,6 +90,14 @@ def drafter(settings: Settings) -> Any:
 
 def kv_class(settings: Settings) -> type[Any]:
     return connector_class(SimpleNamespace(kv_transfer_config=parse_kv_transfer_config(settings)))  # pyright: ignore[reportArgumentType]
+
+
+def kv_check(settings: Settings) -> None:
+    """What the connector checks at the start."""
+    config = SimpleNamespace(
+        kv_transfer_config=parse_kv_transfer_config(settings), cache=SimpleNamespace(enable_prefix_caching=True)
+    )
+    kv_class(settings).check(config)
 
 
 def fails_requests(settings: Settings) -> bool:
@@ -297,10 +305,9 @@ def reads(settings: Settings) -> Any:
     )
     side.set_xfer_handshake_metadata({0: msgspec.msgpack.encode(WorkerInfo("own", 1000))})
     side._cost.is_worth_fetching = lambda num_blocks, is_local: False
-    params = TransferParams(do_remote_prefill=True, remote_workers=[ADDRESS], remote_num_tokens=32)
     digests = [bytes([number]) * 16 for number in range(10)]
     request: Any = SimpleNamespace(
-        seq_id=7, tokens=np.zeros(41), digests=digests, is_aborted=False, hints=as_params(params)
+        seq_id=7, tokens=np.zeros(41), digests=digests, is_aborted=False, hints=as_hints(RemoteBlocks([ADDRESS], 32))
     )
     num_tokens, _ = side.get_num_new_matched_tokens(request, 0)
     side.update_state_after_alloc(request, range(8), num_tokens or 0)
@@ -311,12 +318,16 @@ def _peers_config(settings: Settings) -> Any:
     return setup_of(_with_extra({"compare_costs": False, "min_fetch_tokens": 8, **settings})).config
 
 
-def told(settings: Settings) -> str:
-    """What the rank that goes on is told of the engine that has computed a prompt."""
+def told(settings: Settings) -> tuple[Any, bool]:
+    """What a caller is told of an engine that has computed a prompt, and whether it lets others read."""
     side = DisaggregationScheduler(setup_of(settings), DisaggregationSettings())
-    params = as_params(TransferParams(do_remote_decode=True))
-    request: Any = SimpleNamespace(seq_id=7, is_aborted=False, num_computed_tokens=34, hints=params)
-    return (side.request_finished(request, range(9))[1] or {}).get("remote_engine_id", "")
+    side.set_xfer_handshake_metadata({0: msgspec.msgpack.encode(WorkerInfo("own", 1000))})
+    asked = {"do_remote_decode": True}
+    request: Any = SimpleNamespace(
+        seq_id=7, is_aborted=False, num_computed_tokens=34, hands_over=False, hints=None, kv_transfer_params=asked
+    )
+    answer = side.request_finished(request, range(9))[1] or {}
+    return answer.get("remote_engine_id"), bool(side.addresses)
 
 
 def routed(settings: Settings) -> bool:

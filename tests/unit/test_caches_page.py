@@ -17,6 +17,7 @@ from tokenizers_for_tests import byte_level, sentencepiece_like, write
 from raycore.parts.constraints.client import ThinkingLimits
 from raycore.parts.pooling.server import encoding
 from raycore.parts.transfers.connectors.peers.hints import address_text, parse_address
+from raycore.parts.transfers.connectors.peers.tickets import tickets_of
 from raycore.parts.transfers.connectors.peers.wire import PeerAddress
 from raycore.server.chat import call_format
 from raycore.server.dialects.messages.systems import has_one_system
@@ -299,6 +300,10 @@ CHANGES: dict[str, Callable[[list[Tokenizer]], tuple[Any, Any]]] = {
     "parts.transfers.connectors.peers.hints.parse_address": lambda made: (
         parse_address(address("a")),
         parse_address(address("b")),
+    ),
+    "parts.transfers.connectors.peers.tickets.tickets_of": lambda made: (
+        tickets_of(__file__)._proving,
+        tickets_of(str(PAGE))._proving,
     ),
     "server.protocol.nullable_names": lambda made: (nullable_names(_First), nullable_names(_Second)),
     "parts.pooling.server.encoding._values_of_float8": lambda made: (

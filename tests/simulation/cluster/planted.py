@@ -786,7 +786,7 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     drafts_are_counted_as_longer: [30],
     ranks_stay_on_crowded_nodes: [1],
     leases_that_come_late_are_kept: [21],
-    lent_blocks_are_not_taken_back: [94],
+    lent_blocks_are_not_taken_back: [707],
     a_class_that_has_raised_is_told_no_more: [14],
     aborts_miss_prompts_in_pieces: [112],
     reads_are_refused: [15],

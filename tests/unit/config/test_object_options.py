@@ -27,6 +27,7 @@ from object_settings import (
     guess_after,
     has_compact_json,
     kept_embeddings,
+    kv_check,
     kv_class,
     offers,
     parsers,
@@ -152,6 +153,9 @@ ROWS: dict[str, Shown | Refused | Elsewhere] = {
     "peers.host": Shown(("10.0.0.1", ""), peers),
     "peers.num_prefill_ranks": Shown((0, 1), routed, {"min_prefill_tokens": 16}),
     "peers.min_prefill_tokens": Shown((16, 100), routed),
+    "peers.secret_file": Elsewhere(
+        "unit/parts/transfers/connectors/test_peer_tickets.py::test_a_secret_is_not_too_short"
+    ),
     "peers.lease_s": Elsewhere(f"{PEERS}::test_a_computed_prompt_is_kept_for_the_rank_that_goes_on"),
     "kv_events_config.enable_kv_cache_events": Shown((True, False), events, {"endpoint": "inproc://events"}),
     "kv_events_config.publisher": Shown(("zmq", "null"), events, EVENTS),
@@ -264,3 +268,23 @@ def test_the_test_that_a_row_names_is_there_and_names_the_setting(name: str) -> 
     source = (TESTS / path).read_text()
     body = source.partition(f"\ndef {test}(")[2].partition("\ndef ")[0]
     assert setting in body
+
+
+HONOURED = {
+    ("OffloadConnector", "kv_role"): ("kv_producer", offers),
+    ("DisaggregationConnector", "kv_role"): ("kv_consumer", told),
+    ("DisaggregationConnector", "engine_id"): ("other", told),
+}
+
+
+@pytest.mark.parametrize("connector", ["OffloadConnector", "PeersConnector", "DisaggregationConnector"])
+@pytest.mark.parametrize(("setting", "value"), [("kv_role", "kv_producer"), ("engine_id", "other")])
+def test_each_connector_honours_a_setting_or_refuses_it(connector: str, setting: str, value: str) -> None:
+    plain: Settings = {"kv_connector": connector}
+    if (connector, setting) in HONOURED:
+        value, made = HONOURED[connector, setting]
+        assert made(plain) != made({**plain, setting: value})
+    else:
+        extra = {"path": "blocks"} if connector == "OffloadConnector" else {}
+        with pytest.raises(InvalidConfig, match=f"{setting}='{value}'"):
+            kv_check({**plain, setting: value, "kv_connector_extra_config": extra})

@@ -12,7 +12,7 @@ from raycore.config import EngineConfig
 from raycore.messages import CacheChanges, EngineRequest
 from raycore.parts.transfers.connectors.connector import connector_class
 from raycore.parts.transfers.connectors.peers.connector import PeersConnector
-from raycore.parts.transfers.connectors.peers.hints import TransferParams, as_params
+from raycore.parts.transfers.connectors.peers.hints import RemoteBlocks, as_hints
 from raycore.parts.transfers.connectors.peers.settings import DisaggregationSettings, read_settings
 
 
@@ -48,10 +48,7 @@ class PrefixTransfers(Routes):
                 return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, among=prefills))
             if _can_move(request) and self._num_missing(tokens, cache_salt, decodes) >= self._min_prefill_tokens:
                 placed = self._router.place(tokens, cache_salt=cache_salt, among=prefills)
-                hint = self._hint(placed)
-                params = TransferParams() if hint is None else hint
-                params.do_remote_decode = True
-                return Route(placed.rank, as_params(params), hands_over=True)
+                return self._with_hint(placed)._replace(hands_over=True)
             return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, among=decodes))
         return self._with_hint(self._router.place(tokens, cache_salt=cache_salt, rank=wanted_rank))
 
@@ -67,15 +64,9 @@ class PrefixTransfers(Routes):
         return len(tokens) - int(self._router.tokens_by_rank(found)[ranks].max())
 
     def _with_hint(self, placed: Placed) -> Route:
-        hint = self._hint(placed)
-        return Route(placed.rank, None if hint is None else as_params(hint))
-
-    def _hint(self, placed: Placed) -> TransferParams | None:
-        """What a rank is told of the blocks that another one holds. None: none holds more."""
+        """The rank is told of the blocks that another one holds, if one holds more."""
         addresses = [] if placed.holder is None else self._addresses.get(placed.holder, [])
-        if not addresses:
-            return None
-        return TransferParams(do_remote_prefill=True, remote_workers=addresses, remote_num_tokens=placed.num_elsewhere)
+        return Route(placed.rank, as_hints(RemoteBlocks(addresses, placed.num_elsewhere)) if addresses else None)
 
 
 def _can_move(request: EngineRequest) -> bool:
@@ -90,6 +81,8 @@ def make_routes(config: EngineConfig, router: Router) -> Routes:
     connector = connector_class(config)
     if not issubclass(connector, PeersConnector):
         return Routes(router)
-    settings = read_settings(config, connector.settings_class)
-    roles = settings if isinstance(settings, DisaggregationSettings) else None
+    settings, transfer = read_settings(config, connector.settings_class), config.kv_transfer_config
+    roles = None
+    if isinstance(settings, DisaggregationSettings) and transfer is not None and transfer.kv_role == "kv_both":
+        roles = settings
     return PrefixTransfers(router, config.tokens_per_block, roles)

@@ -34,7 +34,7 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_connector: str
     """The path of the connector's class."""
     kv_role: Role = "kv_both"
-    """What the rank does with blocks: it gives them away, takes them, or both."""
+    """What the engine does with blocks: it gives them away, takes them, or both."""
     engine_id: str | None = None
     """What other engines call this one. None: its name."""
     kv_connector_extra_config: dict[str, Any] = {}
@@ -46,12 +46,12 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_producer(self) -> bool:
-        """Whether the rank gives blocks away."""
+        """Whether the engine gives blocks away."""
         return self.kv_role != "kv_consumer"
 
     @property
     def is_consumer(self) -> bool:
-        """Whether the rank takes blocks."""
+        """Whether the engine takes blocks."""
         return self.kv_role != "kv_producer"
 
     @property

@@ -109,6 +109,11 @@ class TransferRequest(Protocol):
         """What the router of raycore's own client tells `PeersConnector` of blocks on other ranks."""
         ...
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether that client sends the request to another rank when its first token is there."""
+        ...
+
 
 class SchedulerConnector(ABC):
     """The scheduler's side of a connector. All methods are called on the engine's thread, and none may block."""

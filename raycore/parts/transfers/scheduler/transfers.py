@@ -273,7 +273,7 @@ class Transfers(SchedulerPart):
         is_kept, params = self.connector.request_finished(request, blocks)
         if params is None:
             return is_kept
-        if request.hints is not None and request.hints.get("do_remote_decode"):
+        if request.hands_over:
             self._hints.append((request.seq_id, params))
         else:
             report = TokenReport(PARAMS, len(request.tokens), 0, msgspec.msgpack.encode(params))

@@ -31,6 +31,11 @@ class OffloadConnector(KVConnector):
                 "OffloadConnector has nowhere to keep blocks: give cpu_bytes_to_use or path in "
                 "kv_connector_extra_config, or kv_offloading_size"
             )
+        if config.kv_transfer_config.engine_id is not None:
+            raise InvalidConfig(
+                f"kv_transfer_config: engine_id={config.kv_transfer_config.engine_id!r} names an engine to others, and "
+                "OffloadConnector knows blocks by their tokens, whoever has saved them: omit it"
+            )
         if not config.cache.enable_prefix_caching:
             raise InvalidConfig(
                 "OffloadConnector keeps blocks of the prefix cache, and enable_prefix_caching=False: omit one of them"

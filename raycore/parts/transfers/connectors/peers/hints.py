@@ -1,4 +1,4 @@
-"""What the `hints` of a request say of blocks on other ranks. vLLM's names, where it has them."""
+"""What the `hints` of a request say of blocks on other ranks."""
 
 from __future__ import annotations
 
@@ -11,41 +11,31 @@ import msgspec
 from raycore.parts.transfers.connectors.peers.wire import PeerAddress
 
 
-class TransferParams(msgspec.Struct, omit_defaults=True):
-    """The keys of `hints`."""
+class RemoteBlocks(msgspec.Struct, omit_defaults=True):
+    """Where a prompt's first blocks are."""
 
-    do_remote_decode: bool = False
-    """Compute the prompt and one token. The blocks stay until another rank has read them, or a lease ends."""
-    do_remote_prefill: bool = False
-    """Read the prompt's first blocks from `remote_workers`."""
-    remote_engine_id: str = ""
-    remote_workers: list[str] = []
-    """The address of each worker of the rank that has the blocks: `address_text`."""
-    remote_num_tokens: int = 0
+    workers: list[str]
+    """The address of each worker of the rank that has them: `address_text`."""
+    num_tokens: int
     """How many tokens, in full blocks."""
-    remote_lease: str = ""
+    lease: str = ""
     """What the blocks are kept for. Empty: nothing, they may go at any time."""
     is_cheapest: bool = False
     """Whether to read them without asking whether computing them takes less time."""
+    engine_id: str = ""
+    """The engine that has them. Empty: this one."""
+    identity: str = ""
+    """The identity of that engine's weights (`connectors.identity`), in hexadecimal digits."""
 
 
-def read_params(params: dict[str, Any] | None) -> TransferParams | None:
-    """Read what a request says. None: it says nothing that these connectors know.
-
-    Raises:
-        ValueError: a known key has a value of another type.
-    """
-    if not params or not (params.get("do_remote_decode") or params.get("do_remote_prefill")):
-        return None
-    try:
-        return msgspec.convert({name: value for name, value in params.items() if value is not None}, TransferParams)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"hints: {error}") from error
+def read_hints(hints: dict[str, Any] | None) -> RemoteBlocks | None:
+    """Read what a request's hints say. None: there are none."""
+    return None if hints is None else msgspec.convert(hints, RemoteBlocks)
 
 
-def as_params(params: TransferParams) -> dict[str, Any]:
-    """The inverse of `read_params`."""
-    return msgspec.to_builtins(params)
+def as_hints(remote: RemoteBlocks) -> dict[str, Any]:
+    """The inverse of `read_hints`."""
+    return msgspec.to_builtins(remote)
 
 
 def address_text(address: PeerAddress) -> str:

@@ -44,6 +44,8 @@ class ToWorkers(msgspec.Struct, array_like=True):
     abandoned: list[int] = []
     """The seq_ids of fetches that nobody waits for any more."""
     fetches: list[Fetch] = []
+    releases: list[Fetch] = []
+    """Of no blocks: their leases end, because nobody reads what they keep. They aren't reported."""
 
 
 class Arrived(msgspec.Struct, array_like=True):

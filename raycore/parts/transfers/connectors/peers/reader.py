@@ -85,13 +85,13 @@ class _Connection:
         """How many blocks a read may ask for."""
         return max(1, min(MAX_BLOCKS_PER_READ, MEMORY_BYTES // self.block_bytes))
 
-    def read(self, digests: Sequence[bytes], deadline_s: float) -> Iterator[NDArray[np.uint8] | None]:
+    def read(self, digests: Sequence[bytes], lease: str, deadline_s: float) -> Iterator[NDArray[np.uint8] | None]:
         """Read blocks, at most `blocks_per_read`: yield them as they arrive, and None for those that the owner lacks.
 
         Raises:
             Broken: they didn't arrive in time, or aren't what they should be, or the connection broke.
         """
-        wire.send(self._socket, Read(list(digests)), deadline_s)
+        wire.send(self._socket, Read(list(digests), lease), deadline_s)
         num_read = 0
         while num_read < len(digests):
             sums = wire.receive(self._socket, Blocks, deadline_s).checksums
@@ -241,7 +241,7 @@ class BlockReader:
         try:
             connection = self._connection(job)
             is_local = connection.is_local
-            for data in self._read(job, connection):
+            for data in () if job.is_cancelled else self._read(job, connection):
                 if data is None or not self._write(job, job.blocks[num_written], data):
                     break
                 num_written += 1
@@ -260,7 +260,7 @@ class BlockReader:
     def _read(self, job: FetchJob, connection: _Connection) -> Iterator[NDArray[np.uint8] | None]:
         count = connection.blocks_per_read
         for first in range(0, len(job.digests), count):
-            yield from connection.read(job.digests[first : first + count], job.deadline_s)
+            yield from connection.read(job.digests[first : first + count], job.lease, job.deadline_s)
 
     def _write(self, job: FetchJob, block: int, data: NDArray[np.uint8]) -> bool:
         with self._writing:
@@ -278,7 +278,7 @@ class BlockReader:
                     del self._idle[place]
                     return connection
             store = self._store
-        if store is None or job.is_cancelled:
+        if store is None or (job.is_cancelled and not job.lease):
             raise Broken("the cache was given up")
         return _Connection(job.address, store, job.deadline_s)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -13,10 +12,11 @@ from raycore.kvcache.cache_log import CacheLog
 from raycore.messages import StepPlan, TransferResult
 from raycore.parts.transfers.connectors.connector import ConnectorSetup, SchedulerConnector, TransferRequest
 from raycore.parts.transfers.connectors.cost import CostModel
-from raycore.parts.transfers.connectors.peers.hints import TransferParams, as_params, parse_address, read_params
+from raycore.parts.transfers.connectors.peers.hints import RemoteBlocks, as_hints, parse_address, read_hints
 from raycore.parts.transfers.connectors.peers.notes import Fetch, Lease, ToScheduler, ToWorkers, WorkerInfo, joined
 from raycore.parts.transfers.connectors.peers.server import machine_id
 from raycore.parts.transfers.connectors.peers.settings import DisaggregationSettings, PeersSettings
+from raycore.parts.transfers.connectors.peers.tickets import CallerParams, read_caller_params, tickets_of
 from raycore.system import secrets, time
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,10 @@ class PeersScheduler(SchedulerConnector):
         self.addresses = ()
         self.cache_log = self._log = CacheLog()
         self._settings = settings
+        transfer = setup.config.kv_transfer_config
+        assert transfer is not None, "there is a connector"
+        self._gives, self._takes = transfer.is_producer, transfer.is_consumer
+        """Whether other ranks may read from this one, and whether it reads from them."""
         self._num_workers = setup.num_workers
         self._block_size = setup.config.tokens_per_block
         self._cost = CostModel(1, self._block_size)
@@ -47,46 +51,58 @@ class PeersScheduler(SchedulerConnector):
         self._leases: list[Lease] = []
         self._loading: set[int] = set()
         """The seq_ids of requests whose fetches haven't been reported."""
+        self._asked: set[int] = set()
+        """Those of unfinished requests whose blocks some fetch has asked for."""
+        self._releases: list[Fetch] = []
         self._num_failures = 0
 
     # ---- requests
 
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
-        params = self._params(request)
-        if params is None or not params.do_remote_prefill or request.seq_id in self._loading:
+        remote = self._remote(request)
+        if remote is None or request.seq_id in self._loading:
             return 0, False
-        num_blocks = self._num_remote_blocks(request, params, num_computed_tokens)
+        num_blocks = self._num_remote_blocks(request, remote, num_computed_tokens)
         if not num_blocks or num_blocks * self._block_size < self._settings.min_fetch_tokens:
             return 0, False
-        if self._settings.compare_costs and not params.is_cheapest:
-            is_local = bool(self._machine) and parse_address(params.remote_workers[0]).machine == self._machine
+        if self._settings.compare_costs and not remote.is_cheapest:
+            is_local = bool(self._machine) and parse_address(remote.workers[0]).machine == self._machine
             if not self._cost.is_worth_fetching(num_blocks, is_local=is_local):
                 return 0, False
         return num_blocks * self._block_size, True
 
-    def _num_remote_blocks(self, request: TransferRequest, params: TransferParams, num_computed_tokens: int) -> int:
+    def _num_remote_blocks(self, request: TransferRequest, remote: RemoteBlocks, num_computed_tokens: int) -> int:
         """Return how many blocks after the first `num_computed_tokens` tokens the other rank has."""
-        if len(params.remote_workers) != self._num_workers:
-            return 0
         # the last token is computed in any case
-        num_tokens = min(params.remote_num_tokens, len(request.tokens) - 1)
+        num_tokens = min(remote.num_tokens, len(request.tokens) - 1)
         end = min(num_tokens // self._block_size, len(request.digests))
         return max(0, end - num_computed_tokens // self._block_size)
 
     def update_state_after_alloc(
         self, request: TransferRequest, block_ids: Sequence[int], num_external_tokens: int
     ) -> None:
-        params = self._params(request)
-        if params is None or not num_external_tokens:
+        remote = self._remote(request)
+        if remote is None or not num_external_tokens:
             return
         count = num_external_tokens // self._block_size
         first = len(block_ids) - count
         digests = joined(request.digests[first : first + count])
-        timeout_s = self._settings.fetch_timeout_s
-        blocks = list(block_ids[first:])
-        fetch = Fetch(request.seq_id, params.remote_workers, digests, blocks, timeout_s, params.remote_lease)
-        self._fetches.append(fetch)
+        self._fetches.append(self._fetch(request, remote, digests, list(block_ids[first:])))
         self._loading.add(request.seq_id)
+        self._asked.add(request.seq_id)
+
+    def _fetch(self, request: TransferRequest, remote: RemoteBlocks, digests: bytes, blocks: list[int]) -> Fetch:
+        timeout_s = self._settings.fetch_timeout_s
+        return Fetch(request.seq_id, remote.workers, digests, blocks, timeout_s, remote.lease)
+
+    def request_finished(
+        self, request: TransferRequest, block_ids: Sequence[int]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        remote = self._remote(request)
+        if remote is not None and remote.lease and request.seq_id not in self._asked:
+            self._releases.append(self._fetch(request, remote, b"", []))
+        self._asked.discard(request.seq_id)
+        return False, None
 
     def get_external_cache_hit_sources(self, request: TransferRequest, num_external_tokens: int) -> dict[str, int]:
         return {"p2p": num_external_tokens}
@@ -94,26 +110,23 @@ class PeersScheduler(SchedulerConnector):
     def load_abandoned(self, request: TransferRequest) -> None:
         self._abandoned.append(request.seq_id)
 
-    def _params(self, request: TransferRequest) -> TransferParams | None:
-        """What a request says. None: nothing, or nonsense."""
-        with suppress(ValueError):
-            params = read_params(request.hints)
-            if params is not None:
-                for address in params.remote_workers:
-                    parse_address(address)
-            return params
-        return None
+    def _remote(self, request: TransferRequest) -> RemoteBlocks | None:
+        """Where blocks of a request's prompt are that this rank can read. None: nowhere."""
+        remote = read_hints(request.hints) if self._takes else None
+        return remote if remote is not None and len(remote.workers) == self._num_workers else None
 
     # ---- blocks of the prefix cache
 
     def blocks_stored(
         self, request: TransferRequest, digests: Sequence[bytes], block_ids: Sequence[int], first: int
     ) -> None:
-        self._changes.update(zip(digests, block_ids, strict=True))
+        if self._gives:
+            self._changes.update(zip(digests, block_ids, strict=True))
         self._log.stored(digests)
 
     def block_removed(self, digest: bytes) -> None:
-        self._changes[digest] = None
+        if self._gives:
+            self._changes[digest] = None
         self._log.removed([digest])
 
     def cache_cleared(self) -> None:
@@ -123,7 +136,7 @@ class PeersScheduler(SchedulerConnector):
 
     def cache_lost(self) -> None:
         self._loading.clear()
-        self._fetches, self._abandoned, self._leases = [], [], []
+        self._fetches, self._abandoned, self._leases, self._releases = [], [], [], []
 
     def take_identity(self, identity: bytes) -> None:
         self._log.take_identity(identity)
@@ -142,14 +155,16 @@ class PeersScheduler(SchedulerConnector):
             self._leases,
             self._abandoned,
             self._fetches,
+            self._releases,
         )
         self._is_cleared = False
         self._changes = {}
-        self._leases, self._abandoned, self._fetches = [], [], []
+        self._fetches, self._abandoned, self._leases, self._releases = [], [], [], []
         return msgspec.msgpack.encode(message)
 
     def has_pending_push_work(self) -> bool:
-        return bool(self._changes or self._is_cleared or self._leases or self._abandoned or self._fetches)
+        lists = self._leases or self._abandoned or self._fetches or self._releases
+        return bool(self._changes or self._is_cleared or lists)
 
     def update_connector_output(self, result: TransferResult) -> None:
         for reply in result.reply:
@@ -173,7 +188,7 @@ class PeersScheduler(SchedulerConnector):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, bytes]) -> None:
         infos = [msgspec.msgpack.decode(metadata[worker], type=WorkerInfo) for worker in range(self._num_workers)]
-        self.addresses = [info.address for info in infos]
+        self.addresses = [info.address for info in infos] if self._gives else ()
         self._cost = CostModel(max(info.block_bytes for info in infos), self._block_size)
 
     def reset_cache(self) -> bool:
@@ -181,37 +196,71 @@ class PeersScheduler(SchedulerConnector):
 
 
 class DisaggregationScheduler(PeersScheduler):
-    """Keeps the blocks of prompts for the ranks that continue their requests, and reads those of others."""
+    """Keeps the blocks of prompts for the ranks that continue their requests, and reads those of others.
+
+    These are ranks of this engine, which its client's hints name, and of other engines, which a caller's ticket names.
+    """
 
     def __init__(self, setup: ConnectorSetup, settings: DisaggregationSettings) -> None:
+        """Raises InvalidConfig if the secret can't be read."""
         super().__init__(setup, settings)
         transfer = setup.config.kv_transfer_config
         self._engine_id = (transfer and transfer.engine_id) or setup.config.engine_name or ""
+        self._tickets = tickets_of(settings.secret_file)
+        self._identity = ""
+        self._named: dict[int, RemoteBlocks] = {}
+        """By seq_id: what the tickets of unfinished requests say."""
         self._lease_s = settings.lease_s
         self._leased: dict[int, float] = {}
         """By seq_id, oldest first: until when blocks are kept although others lack blocks."""
         self._prefix = secrets.token_hex(8)
         """Tells this process's leases from those of others."""
 
+    def on_new_request(self, request: TransferRequest) -> None:
+        if not (self._takes and (request.kv_transfer_params or {}).get("do_remote_prefill")):
+            return
+        try:
+            remote = self._tickets.open(read_caller_params(request.kv_transfer_params).remote_ticket)
+        except ValueError as error:  # its client has another secret
+            self._log_failure(0, str(error))
+            return
+        why = ""
+        if remote.identity != self._identity:
+            why = "its weights, or the paths or times of their files, are others"
+        elif len(remote.workers) != self._num_workers:
+            why = f"it has {len(remote.workers)} workers in a rank, and this one {self._num_workers}"
+        if why:
+            self._log_failure(remote.num_tokens // self._block_size, f"engine {remote.engine_id!r}: {why}")
+        else:
+            self._named[request.seq_id] = remote
+
+    def _remote(self, request: TransferRequest) -> RemoteBlocks | None:
+        hinted = super()._remote(request)
+        return hinted if hinted is not None and hinted.lease else self._named.get(request.seq_id, hinted)
+
     def request_finished(
         self, request: TransferRequest, block_ids: Sequence[int]
     ) -> tuple[bool, dict[str, Any] | None]:
-        params = self._params(request)
+        super().request_finished(request, block_ids)
+        self._named.pop(request.seq_id, None)
+        is_wanted = request.hands_over or (request.kv_transfer_params or {}).get("do_remote_decode")
         num_tokens = request.num_computed_tokens // self._block_size * self._block_size
-        if params is None or not params.do_remote_decode or request.is_aborted or not num_tokens:
+        if not (is_wanted and self._gives) or request.is_aborted or not num_tokens:
             return False, None
-        name = f"{self._prefix} {request.seq_id}"
-        self._leases.append(Lease(name, request.seq_id, self._lease_s))
+        lease = f"{self._prefix} {request.seq_id}"
+        self._leases.append(Lease(lease, request.seq_id, self._lease_s))
         self._leased[request.seq_id] = time.monotonic() + min(self._lease_s, _LEAST_LEASE_S)
-        found = TransferParams(
-            do_remote_prefill=True,
-            remote_engine_id=self._engine_id,
-            remote_workers=list(self.addresses),
-            remote_num_tokens=num_tokens,
-            remote_lease=name,
-            is_cheapest=True,
-        )
-        return True, as_params(found)
+        workers = list(self.addresses)
+        kept = RemoteBlocks(workers, num_tokens, lease, True, self._engine_id, self._identity)
+        if request.hands_over:
+            return True, as_hints(kept)
+        ticket = self._tickets.seal(kept)
+        told = CallerParams(do_remote_prefill=True, remote_engine_id=self._engine_id, remote_ticket=ticket)
+        return True, msgspec.to_builtins(told)
+
+    def take_identity(self, identity: bytes) -> None:
+        super().take_identity(identity)
+        self._identity = identity.hex()
 
     def give_up_send(self) -> int | None:
         seq_id = next(iter(self._leased), None)

@@ -160,10 +160,14 @@ class BlockServer:
             threading.Thread(target=self._serve, args=(reader,), name="raycore-kv-serve", daemon=True).start()
 
     def _serve(self, reader: socket.socket) -> None:
+        leases: set[str] = set()
         try:
             memory = self._welcome(reader)
             while (read := self._next_read(reader)) is not None:
+                if read.lease:
+                    leases.add(read.lease)
                 if read.released:
+                    leases.difference_update(read.released)
                     self._on_released(read.released)
                 self._answer(reader, read.digests, memory)
         except Broken as error:
@@ -172,6 +176,8 @@ class BlockServer:
         except Exception:
             logger.exception("can't serve a reader of blocks")
         finally:
+            if leases:
+                self._on_released(list(leases))
             self._readers.discard(reader)
             reader.close()
 

@@ -35,6 +35,8 @@ class DisaggregationSettings(PeersSettings, frozen=True, forbid_unknown_fields=T
     """Prompts of which a decode rank would compute fewer tokens go to it at once."""
     lease_s: Annotated[float, Meta(gt=0)] = 30.0
     """How many seconds a prompt's blocks are kept for another rank."""
+    secret_file: str | None = None
+    """A file with a secret, the same for all engines that hand over prompts to each other. None: this one doesn't."""
 
 
 _S = TypeVar("_S", bound=PeersSettings)

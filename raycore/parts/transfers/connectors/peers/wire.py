@@ -59,6 +59,8 @@ class Read(msgspec.Struct, array_like=True):
     """What the reader wants: blocks that fit together into the memory."""
 
     digests: list[bytes] = []
+    lease: str = ""
+    """The name of the blocks' lease. It ends when it is released, or with the connection."""
     released: list[str] = []
     """The names of leases that the reader needs no more. No answer follows if there are no digests."""
 

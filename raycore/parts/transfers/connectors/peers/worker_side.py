@@ -139,18 +139,21 @@ class PeersWorker(WorkerConnector):
         for seq_id in told.abandoned:
             self._cancel(seq_id)
         for fetch in told.fetches:
+            self._jobs[self._start(fetch)] = fetch.seq_id
+        for fetch in told.releases:
             self._start(fetch)
 
     def start_load_kv(self, plan: StepPlan) -> None:
         """Does nothing: what is fetched was started with the metadata."""
 
-    def _start(self, fetch: Fetch) -> None:
+    def _start(self, fetch: Fetch) -> int:
+        """Start a job, and return its number."""
         assert self._reader is not None, "register_kv_caches() comes first"
         number = next(self._numbers)
-        self._jobs[number] = fetch.seq_id
         address = parse_address(fetch.workers[self._worker])
         deadline_s = time.monotonic() + fetch.timeout_s
         self._reader.start(FetchJob(number, address, list(split(fetch.digests)), fetch.blocks, deadline_s, fetch.lease))
+        return number
 
     def _cancel(self, seq_id: int) -> None:
         for number, other in self._jobs.items():

@@ -51,15 +51,15 @@ def test_a_prompt_is_computed_on_one_rank_and_goes_on_on_another(tokenizer):
     table = make_table(tokenizer, ROLES, 2)
     rank, request = only(add(table))
     assert rank == 0
-    assert request.hints == {"do_remote_decode": True}
-    told = {"do_remote_prefill": True, "remote_workers": ["x"]}
+    assert (request.hands_over, request.hints) == (True, None)
+    told = {"workers": ["x"], "num_tokens": 32}
     by_sink, _ = table.take(0, NO_LOAD, ended(request.seq_id, params=told))
     ((update,),) = by_sink.values()
     assert update.output.outputs[0].token_ids == [7]
     assert not update.output.finished
     assert table.has_computed
     rank, later = only(table.continue_computed())
-    assert (rank, later.output_token_ids, later.hints) == (1, [7], told)
+    assert (rank, later.output_token_ids, later.hints, later.hands_over) == (1, [7], told, False)
     assert later.seq_id != request.seq_id
     assert table.router.num_own(0) == 0
     assert not table.has_computed
@@ -118,7 +118,7 @@ def test_ranks_of_one_kind_do_all_when_the_others_are_gone(tokenizer):
     _, request = only(add(table))
     table.close_ranks([0])
     rank, again = only(table.lose_ranks([0], 1))
-    assert (rank, again.hints) == (1, None)
+    assert (rank, again.hands_over) == (1, False)
     table.take(0, NO_LOAD, ended(request.seq_id))  # late
     assert not table.has_computed
     table = make_table(tokenizer, ROLES, 2)
@@ -133,7 +133,7 @@ def test_a_lost_decode_rank_has_its_requests_computed_again(tokenizer):
     rank, _ = only(table.continue_computed())
     table.close_ranks([rank])
     again, third = only(table.lose_ranks([rank], 1))
-    assert (again, third.output_token_ids, third.hints) == (0, [7], {"do_remote_decode": True})
+    assert (again, third.output_token_ids, third.hands_over) == (0, [7], True)
 
 
 def test_aborted_requests_do_not_go_on(tokenizer):
@@ -162,9 +162,8 @@ def test_ranks_are_told_who_holds_more_of_a_prompt(tokenizer):
         rank, request = only(add(table, f"more {index}"))
         if rank == 0:
             assert request.hints == {
-                "do_remote_prefill": True,
-                "remote_workers": ["worker of 1"],
-                "remote_num_tokens": 32,
+                "workers": ["worker of 1"],
+                "num_tokens": 32,
             }
             return
     raise AssertionError("all requests went to one rank")

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from raycore.messages import StepPlan, TransferResult
+from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
 from raycore.parts.transfers.connectors.connector import ConnectorSetup
-from raycore.parts.transfers.connectors.peers.hints import TransferParams, as_params, read_params
+from raycore.parts.transfers.connectors.peers.hints import RemoteBlocks, address_text, as_hints, read_hints
 from raycore.parts.transfers.connectors.peers.notes import Arrived, Lease, ToScheduler, ToWorkers, WorkerInfo, split
 from raycore.parts.transfers.connectors.peers.scheduler_side import DisaggregationScheduler, PeersScheduler
 from raycore.parts.transfers.connectors.peers.settings import DisaggregationSettings, PeersSettings
@@ -24,15 +25,12 @@ DIGESTS = [bytes([number]) * 16 for number in range(10)]
 
 
 def address(number: int) -> str:
-    from raycore.parts.transfers.connectors.peers.hints import address_text
-
     return address_text(PeerAddress("machine", f"local {number}", "host", 1, b"token", "layout"))
 
 
-def setup(num_workers: int = 1) -> Any:
-    config: Any = SimpleNamespace(
-        tokens_per_block=4, kv_transfer_config=SimpleNamespace(engine_id=None), engine_name="engine"
-    )
+def setup(num_workers: int = 1, **settings: Any) -> Any:
+    transfer = KVTransferConfig("connector", **settings)
+    config: Any = SimpleNamespace(tokens_per_block=4, kv_transfer_config=transfer, engine_name="engine")
     cache: Any = None
     return ConnectorSetup(config, cache, 0, num_workers)
 
@@ -44,13 +42,14 @@ def make(settings: PeersSettings = SETTINGS, num_workers: int = 1) -> PeersSched
     return side
 
 
-def request(params: TransferParams | None, num_tokens: int = 41, **fields: object) -> Any:
+def request(remote: RemoteBlocks | None, num_tokens: int = 41, **fields: object) -> Any:
     given = {"seq_id": 7, "tokens": np.zeros(num_tokens, np.int32), "digests": DIGESTS, "is_aborted": False}
-    return SimpleNamespace(**given | fields, hints=None if params is None else as_params(params))
+    given |= {"hands_over": False, "kv_transfer_params": None, "hints": None if remote is None else as_hints(remote)}
+    return SimpleNamespace(**given | fields)
 
 
-def remote(num_tokens: int = 32, **fields: Any) -> TransferParams:
-    return TransferParams(do_remote_prefill=True, remote_workers=[address(0)], remote_num_tokens=num_tokens, **fields)
+def remote(num_tokens: int = 32, **fields: Any) -> RemoteBlocks:
+    return RemoteBlocks([address(0)], num_tokens, **fields)
 
 
 def told(side: PeersScheduler) -> ToWorkers | None:
@@ -75,19 +74,17 @@ def test_what_the_other_rank_has_more_of_is_read():
 
 
 @pytest.mark.parametrize(
-    ("params", "num_computed"),
+    ("where", "num_computed"),
     [
         (None, 0),
         (remote(), 32),
         (remote(), 28),  # fewer than `min_fetch_tokens`
-        (remote(remote_engine_id="x", remote_lease="y", num_tokens=3), 0),
-        (TransferParams(do_remote_prefill=True, remote_workers=["nonsense"], remote_num_tokens=32), 0),
-        (TransferParams(do_remote_prefill=True, remote_workers=[address(0), address(1)], remote_num_tokens=32), 0),
-        (TransferParams(do_remote_decode=True), 0),
+        (remote(lease="y", num_tokens=3), 0),
+        (RemoteBlocks([address(0), address(1)], 32), 0),
     ],
 )
-def test_other_requests_read_nothing(params: TransferParams | None, num_computed: int):
-    assert make().get_num_new_matched_tokens(request(params), num_computed) == (0, False)
+def test_other_requests_read_nothing(where: RemoteBlocks | None, num_computed: int):
+    assert make().get_num_new_matched_tokens(request(where), num_computed) == (0, False)
 
 
 def test_the_last_token_is_always_computed():
@@ -125,21 +122,25 @@ def test_workers_are_told_the_last_state_of_each_block():
     assert not side.has_pending_push_work()
 
 
-def test_a_computed_prompt_is_kept_for_the_rank_that_goes_on():
-    side = DisaggregationScheduler(setup(), DisaggregationSettings(lease_s=5))
+def disaggregated(lease_s: float = 5, **settings: Any) -> DisaggregationScheduler:
+    side = DisaggregationScheduler(setup(**settings), DisaggregationSettings(lease_s=lease_s, min_fetch_tokens=8))
     side.set_xfer_handshake_metadata({0: msgspec.msgpack.encode(WorkerInfo(address(0), 1000))})
-    done = request(TransferParams(do_remote_decode=True), num_computed_tokens=34)
-    keeps, params = side.request_finished(done, list(range(9)))
+    return side
+
+
+def test_a_computed_prompt_is_kept_for_the_rank_that_goes_on():
+    side = disaggregated(lease_s=5)
+    keeps, hints = side.request_finished(request(None, hands_over=True, num_computed_tokens=34), list(range(9)))
     assert keeps
-    found = read_params(params)
+    found = read_hints(hints)
     assert found is not None
-    assert (found.remote_num_tokens, found.remote_workers, found.is_cheapest) == (32, [address(0)], True)
+    assert (found.num_tokens, found.workers, found.is_cheapest) == (32, [address(0)], True)
     note = told(side)
     assert note is not None
-    assert note.leases == [Lease(found.remote_lease, 7, 5)]
+    assert note.leases == [Lease(found.lease, 7, 5)]
     for other in (
-        request(TransferParams(do_remote_decode=True), num_computed_tokens=34, is_aborted=True),
-        request(TransferParams(do_remote_decode=True), num_computed_tokens=3),
+        request(None, hands_over=True, num_computed_tokens=34, is_aborted=True),
+        request(None, hands_over=True, num_computed_tokens=3),
         request(None, num_computed_tokens=34),
     ):
         assert side.request_finished(other, list(range(9))) == (False, None)
@@ -148,9 +149,9 @@ def test_a_computed_prompt_is_kept_for_the_rank_that_goes_on():
 def test_blocks_are_kept_for_a_second_even_if_others_need_them(monkeypatch):
     now_s = [10.0]
     monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
-    side = DisaggregationScheduler(setup(), DisaggregationSettings(lease_s=5))
+    side = disaggregated()
     for seq_id in (7, 8, 9):
-        done = request(TransferParams(do_remote_decode=True), seq_id=seq_id, num_computed_tokens=34)
+        done = request(None, hands_over=True, seq_id=seq_id, num_computed_tokens=34)
         assert side.request_finished(done, list(range(9)))[0]
         now_s[0] += 0.5
     side.update_connector_output(TransferResult([8], [], []))
@@ -159,10 +160,35 @@ def test_blocks_are_kept_for_a_second_even_if_others_need_them(monkeypatch):
     assert [side.give_up_send(), side.give_up_send()] == [9, None]
 
 
-def test_params_with_other_types_are_named():
-    with pytest.raises(ValueError, match="remote_num_tokens"):
-        read_params({"do_remote_prefill": True, "remote_num_tokens": "many"})
-    assert read_params({"anything": 1}) is None
+def test_leases_of_blocks_that_are_not_read_end_with_their_requests():
+    side = make()
+    leased = remote(lease="a lease")
+    aborted = request(leased, is_aborted=True)
+    assert side.request_finished(aborted, []) == (False, None)
+    note = told(side)
+    assert note is not None
+    assert [(each.workers, each.lease, each.blocks) for each in note.releases] == [([address(0)], "a lease", [])]
+    assert note.fetches == []
+    reading = request(leased)
+    side.update_state_after_alloc(reading, list(range(8)), 32)
+    side.request_finished(reading, list(range(8)))
+    note = told(side)
+    assert note is not None
+    assert (len(note.fetches), note.releases) == (1, [])
+    side.request_finished(request(remote()), [])  # without a lease
+    assert told(side) is None
+
+
+@pytest.mark.parametrize(("role", "takes", "gives"), [("kv_producer", False, True), ("kv_consumer", True, False)])
+def test_an_engine_gives_or_takes_what_its_role_says(role: str, takes: bool, gives: bool):
+    side = disaggregated(kv_role=role)
+    assert side.get_num_new_matched_tokens(request(remote(256)), 0) == ((40, True) if takes else (0, False))
+    assert bool(side.addresses) == gives
+    side.blocks_stored(request(None), DIGESTS[:1], [4], 0)
+    side.block_removed(DIGESTS[1])
+    assert side.has_pending_push_work() == gives
+    asking = request(None, kv_transfer_params={"do_remote_decode": True}, num_computed_tokens=34)
+    assert side.request_finished(asking, list(range(9)))[0] == gives
 
 
 def test_leases_end_when_they_are_released_or_after_their_time():

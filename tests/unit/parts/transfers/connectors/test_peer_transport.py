@@ -16,7 +16,7 @@ from waiting import LONG_S, eventually
 
 from raycore.parts.transfers.connectors.peers import server as server_module
 from raycore.parts.transfers.connectors.peers.blocks import HeldBlocks
-from raycore.parts.transfers.connectors.peers.reader import BlockReader, Fetched, FetchJob
+from raycore.parts.transfers.connectors.peers.reader import BlockReader, Fetched, FetchJob, _Connection
 from raycore.parts.transfers.connectors.peers.server import BlockServer
 from raycore.parts.transfers.connectors.peers.wire import PeerAddress
 
@@ -222,6 +222,30 @@ def test_strangers_who_say_nothing_are_sent_away(pair: Pair, monkeypatch: pytest
 def test_leases_are_released_after_the_read(pair: Pair):
     assert pair.fetch(3, lease="lease 1").failed_blocks == []
     eventually(lambda: pair.released == ["lease 1"])
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_leases_of_blocks_that_are_not_read_end_too(pair: Pair, is_local: bool):
+    address = pair.server.address if is_local else network(pair.server.address)
+    assert pair.fetch(0, address, lease="of none").failed_blocks == []
+    eventually(lambda: pair.released == ["of none"])
+    pair.held.remove([digest(5)])
+    assert len(pair.fetch(64, address, lease="of some").failed_blocks) == 59
+    eventually(lambda: "of some" in pair.released)
+    job = FetchJob(9, address, [digest(0)], [0], time.monotonic() + 20, "cancelled")
+    job.is_cancelled = True
+    pair.reader.start(job)
+    assert pair.result().failed_blocks == [0]
+    eventually(lambda: "cancelled" in pair.released)
+
+
+def test_the_lease_of_a_reader_that_dies_ends(pair: Pair):
+    deadline_s = time.monotonic() + 20
+    connection = _Connection(pair.server.address, pair.own, deadline_s)
+    assert next(connection.read([digest(0), digest(1)], "of the dead", deadline_s)) is not None
+    assert pair.released == []
+    connection.close()
+    eventually(lambda: pair.released == ["of the dead"])
 
 
 def test_nothing_is_read_or_written_while_a_cache_is_given_up(pair: Pair):
