@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,13 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
-from raycore.display.progress_bars import request_bar
+from raycore.display.progress_bars import RequestBar, request_bar
 from raycore.system import asyncio, os, threading, time, uuid
 
 # isort: split
 
 from raycore.beam_search import BeamSearchOutput, BeamSearchParams
 from raycore.client.ask import Ask, id_or_new
+from raycore.client.beams import BeamSearch
 from raycore.client.collector import Collector
 from raycore.client.group import ClientGroup
 from raycore.client.inputs import (
@@ -185,7 +187,7 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
                     yield output
         finally:
             # for an iteration that was left early or interrupted; has no effect on a finished request
-            self._client.abort([ask.request_id])
+            queue.abort([ask.request_id])
 
     @ends_traceback
     def chat(
@@ -264,18 +266,15 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
             for prompt, adapter in zip(parsed, adapters, strict=True)
         ]
         searches = [self._client.checks.beam_search(ask) for ask in asks]
-        at_a_time = concurrency_limit or len(searches)
+        at_a_time = max(1, concurrency_limit or len(searches))
         with request_bar(len(searches), use_tqdm) as bar:
-            for first in range(0, len(searches), max(1, at_a_time)):
-                running = searches[first : first + at_a_time]
-                while running:
-                    steps = [search.asks for search in running]
-                    outputs = iter(self._run([ask for step in steps for ask in step], False))
-                    for search, step in zip(running, steps, strict=True):
-                        search.take(list(islice(outputs, len(step))))
-                    num_before = len(running)
-                    running = [search for search in running if search.asks]
-                    bar.update(num_before - len(running))
+            for first in range(0, len(searches), at_a_time):
+                some = slice(first, first + at_a_time)
+                with ExitStack() as ends:
+                    watches = [ends.enter_context(self._client.watchers.watch([ask])) for ask in asks[some]]
+                    self._search(searches[some], bar)
+                    for watch, search in zip(watches, searches[some], strict=True):
+                        watch.note(search.output(self._client.tokenizer))
         return [BeamSearchOutput(search.sequences(self._client.tokenizer)) for search in searches]
 
     def __enter__(self) -> LLM:
@@ -286,8 +285,21 @@ class LLM(RunningEngine, QueueCalls, PoolingCalls, EngineCalls):
     ) -> None:
         self.shutdown()
 
+    def _search(self, running: Sequence[BeamSearch], bar: RequestBar) -> None:
+        """Run beam searches until all have ended."""
+        while running:
+            steps = [search.asks for search in running]
+            asks = [ask for step in steps for ask in step]  # nobody watches these: they are parts of a request
+            outputs = iter(Collector().run(self._client, asks, False, lambda: 0))
+            for search, step in zip(running, steps, strict=True):
+                search.take(list(islice(outputs, len(step))))
+            num_before = len(running)
+            running = [search for search in running if search.asks]
+            bar.update(num_before - len(running))
+
     def _run(self, asks: Sequence[Ask], use_tqdm: bool | Callable[..., Any]) -> list[RequestOutput]:
-        return Collector().run(self._client, asks, use_tqdm, lambda: self._client.num_output_tokens) if asks else []
+        num_tokens, watchers = lambda: self._client.num_output_tokens, self._client.watchers
+        return Collector().run(self._client, asks, use_tqdm, num_tokens, watchers=watchers) if asks else []
 
 
 class UnfinishedRequests:
@@ -389,7 +401,9 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             lora_request: the adapter that the request uses. Needs `enable_lora`.
             tokenization_kwargs: may have `truncate_prompt_tokens`, `truncation_side` (`left` or `right`) and
                 `add_special_tokens`.
-            trace_headers: no effect, as `prompt_text`.
+            trace_headers: HTTP headers. `traceparent` names the span that those of this request are parts of, with
+                `otlp_traces_endpoint`. Without it, that is the current span.
+            prompt_text: no effect.
 
         Raises:
             InvalidRequest: the prompt or a parameter is unusable. Raised at the first step of the iteration.
@@ -407,6 +421,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             data_parallel_rank=data_parallel_rank,
             lora=lora_request,
             tokenization=Tokenization.of(None, tokenization_kwargs, self.max_model_len),
+            trace_headers=trace_headers or {},
         )
         return generate_streamed(self._streams, prompt, ask) if is_streamed else self._streams.ask([ask])
 
@@ -430,13 +445,13 @@ class AsyncLLM(RunningEngine, AsyncCalls):
 
         Args:
             params: of the kind that fits the model.
-            arrival_time: no effect, as `trace_headers`: the request arrives now.
+            arrival_time: no effect: the request arrives now.
 
         The other arguments and the errors are those of `generate()`.
         """
         how = Tokenization.of(None, tokenization_kwargs, self.max_model_len)
         return await self._streams.add(
-            Ask(prompt, params, request_id, priority, True, data_parallel_rank, lora_request, how)
+            Ask(prompt, params, request_id, priority, True, data_parallel_rank, lora_request, how, trace_headers or {})
         )
 
     @ends_traceback
@@ -481,7 +496,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             pooling_params: None: the model's defaults.
             request_id: must not be the id of another unfinished request. None: a random id.
             lora_request: the adapter that the request uses. Needs `enable_lora`.
-            trace_headers: no effect: only servers send traces.
+            trace_headers: as in `generate()`.
             priority: lower values run first. Needs `scheduling_policy="priority"`.
             pooling_task: one of `get_supported_tasks()`. None: that of `pooling_params`, or else the first one.
             truncate_prompt_tokens: the end of a prompt with more tokens is cut off. -1: with more than
@@ -506,6 +521,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
             truncate_prompt_tokens=truncate_prompt_tokens,
             tokenization_kwargs=tokenization_kwargs,
             data_parallel_rank=data_parallel_rank,
+            trace_headers=trace_headers,
         )
         yield result
 
@@ -522,6 +538,7 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         truncate_prompt_tokens: int | None = None,
         tokenization_kwargs: dict[str, Any] | None = None,
         data_parallel_rank: int | None = None,
+        trace_headers: Mapping[str, str] | None = None,
     ) -> list[PoolingRequestOutput[PoolingOutput]]:
         """Pool several prompts with the same parameters. Costs less than as many calls of `encode`.
 
@@ -536,7 +553,10 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         if len(set(ids)) != len(prompts):
             raise InvalidRequest(f"{len(set(ids))} different request_ids for {len(prompts)} prompts: give one for each")
         asks = [
-            Ask(prompt, params, request_id, priority, False, data_parallel_rank, lora_request, how)
+            Ask(
+                *(prompt, params, request_id, priority, False, data_parallel_rank, lora_request, how),
+                trace_headers=trace_headers or {},
+            )
             for prompt, request_id in zip(prompts, ids, strict=True)
         ]
         return [each async for each in self._streams.ask(asks)] if asks else []
@@ -630,8 +650,8 @@ class AsyncLLM(RunningEngine, AsyncCalls):
         super().do_log_stats()
 
     async def is_tracing_enabled(self) -> bool:
-        """False: only servers send traces."""
-        return False
+        """Whether the engine sends traces: see the option `otlp_traces_endpoint`."""
+        return self.traces.is_on
 
     async def abort_requests(self, request_ids: Sequence[str] | None = None) -> int:
         """Abort requests as `abort()` does, also those of other API servers, and return how many there were.

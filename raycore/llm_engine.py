@@ -83,9 +83,10 @@ class LLMEngine(OwnProcess, EngineCalls):
             request_id: must not be the id of another unfinished request.
             prompt: one prompt, as in `LLM.generate()`.
             params: of the kind that fits the model. With `RequestOutputKind.FINAL_ONLY`, there is one output.
-            arrival_time: no effect, as `trace_headers`: the request arrives now.
+            arrival_time: no effect: the request arrives now.
             lora_request: the adapter that the request uses. Needs `enable_lora`.
             tokenization_kwargs: as in `LLM.generate()`.
+            trace_headers: as in `AsyncLLM.generate()`.
             priority: lower values run first. Needs `scheduling_policy="priority"`.
 
         Returns: the request's id.
@@ -101,7 +102,8 @@ class LLMEngine(OwnProcess, EngineCalls):
         if not isinstance(given, SamplingParams | PoolingParams):
             raise InvalidRequest(f"params={shortened(given)} is neither SamplingParams nor PoolingParams")
         is_streamed = isinstance(given, SamplingParams) and given.output_kind is not RequestOutputKind.FINAL_ONLY
-        self._queue.add([Ask(parsed, given, own_id, priority, is_streamed, lora=adapter)])
+        headers = trace_headers or {}
+        self._queue.add([Ask(parsed, given, own_id, priority, is_streamed, lora=adapter, trace_headers=headers)])
         return own_id
 
     def step(self) -> list[Output]:

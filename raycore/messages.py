@@ -552,6 +552,15 @@ class Computation(msgspec.Struct, frozen=True):
     """How many bytes the worker's threads read in a second. 0: `step_bytes` is 0."""
 
 
+class StartPhase(msgspec.Struct, frozen=True, array_like=True):
+    """What a process did when it started."""
+
+    name: str
+    begun_s: float
+    """As `time.time()` of its node."""
+    duration_s: float
+
+
 class EngineInfo(msgspec.Struct):
     """What the engine of a rank reports about itself once it has started."""
 
@@ -583,6 +592,10 @@ class EngineInfo(msgspec.Struct):
     """The groups of layers that share the KV cache's blocks. None: there is one, which keeps all tokens."""
     kv_addresses: list[str] = []
     """How workers of other ranks reach each worker, to read its blocks. Empty: they don't."""
+    phases: list[StartPhase] = []
+    """What the engine's process did until now, the first phase first. Empty if no traces are sent."""
+    worker_phases: list[list[StartPhase]] = []
+    """The same of each worker. One in the engine's process has no phase of its own for that process's start."""
 
     @property
     def backends(self) -> tuple[str, ...]:

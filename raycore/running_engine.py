@@ -13,7 +13,7 @@ import msgspec
 
 # imported before any module that imports Ray, because this import silences Ray's message about missing widgets
 from raycore.display.progress_bars import loading_bar
-from raycore.system import os, signal, threading
+from raycore.system import os, signal, threading, time
 
 # isort: split
 
@@ -52,6 +52,8 @@ from raycore.node.signals import cancel_ray_alarm, ending_signals, forget_signal
 from raycore.node.versions import hardware, versions
 from raycore.options.declared import with_options
 from raycore.parts.adapters.control import AdapterCalls
+from raycore.parts.traces.client.making import make_traces
+from raycore.parts.traces.client.traces import Traces
 from raycore.parts.weights.cluster import OnStaleRank
 from raycore.parts.weights.control.updates import WeightUpdates
 from raycore.sampling_params import SamplingParams
@@ -112,7 +114,10 @@ class RunningEngine(OwnProcess, EngineFacts):
                 cluster, otherwise after `placement_timeout_s`. If `wait_for_nodes_s` is set, raised after that time.
             InitializationError: a rank failed to start, or Ray can't be used. The message begins with the first error.
         """
+        begun_s = time.time()
         self.config: EngineConfig = _resolve(model, tokenizer, options)
+        self.traces: Traces = make_traces(self.config.traces)
+        """The spans of requests in this process, and of the ranks' starts."""
         self._asked = self.config
         warn_of_transformers(self.config.model.spec, options.get("model_impl"))
         if logger.isEnabledFor(logging.INFO):
@@ -125,6 +130,8 @@ class RunningEngine(OwnProcess, EngineFacts):
         self._streams = Streams(self._client)
         self.clients = ClientGroup(self._client)
         """All clients of the engine. API server processes add theirs."""
+        self.traces.watch(self, self.config.model.model)
+        self.clients.on_rank_up = self.traces.rank_up
         self._supervisor = Supervisor(manager, self.clients, self.config)
         self._client.on_broken_stream = self._supervisor.report
         self._manager = manager
@@ -144,7 +151,8 @@ class RunningEngine(OwnProcess, EngineFacts):
         self._control = ControlThread(self.name, self._read_status, remote_calls)
         export = Periodic("raycore-ray-metrics", INTERVAL_S, RayExport(self.name, self._read_metrics).report)
         self._finalizer = weakref.finalize(
-            self, _stop, self._control, export, self._client, self.clients, self._supervisor, weights, manager
+            *(self, _stop, self._control, export, self._client, self.clients, self._supervisor, weights, manager),
+            self.traces.stop,
         )
         self._finalizer.atexit = False  # until the end of the start, which an exit cancels
         # shuts down on its own thread: Ctrl-C ends only the caller's wait, and never leaves the engine half shut down
@@ -158,6 +166,7 @@ class RunningEngine(OwnProcess, EngineFacts):
                     show = _start.watch(manager, self.config.parallel.data_parallel_size, show)
                 infos = manager.start(show, _is_wanted, claim)
             self.config = self.config.with_max_model_len(min(info.max_model_len for info in infos))
+            self.traces.engine_started(begun_s, infos)
             self._finalizer.atexit = True
             end_before_ray(self._finalizer)
             end_with_owner(self._finalizer)
@@ -294,8 +303,8 @@ class RunningEngine(OwnProcess, EngineFacts):
             self._stat_loggers.log()
 
     def watch(self, watcher: Watcher) -> None:
-        """Have somebody see the requests of `AsyncLLM` that come from now on: see `Watcher`."""
-        self._streams.watchers.add(watcher)
+        """Have somebody see the requests of this program that come from now on: see `Watcher`."""
+        self._client.watchers.add(watcher)
 
     def trace_requests(self) -> None:
         """Record the timings of all requests submitted from now on, in their outputs' `trace`."""
@@ -500,6 +509,7 @@ def _stop(
     supervisor: Supervisor,
     weights: WeightUpdates,
     manager: CoreEngineActorManager,
+    stop_traces: Callable[[], None],
 ) -> None:
     export.stop()
     control.stop()
@@ -514,3 +524,4 @@ def _stop(
     client.join(STOP_TIMEOUT_S)  # if one of the client's threads used Ray after Ray's end, that would end the program
     manager.shutdown()
     supervisor.join(STOP_TIMEOUT_S)
+    stop_traces()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import Any
 
 import msgspec
 
@@ -22,14 +21,6 @@ from raycore.cli.serve_checks import check_headless, check_server
 from raycore.config import ENGINE_OPTIONS
 from raycore.extras import needing
 from raycore.node.threads import run_apart
-from raycore.server.options import ServerOptions, TraceOptions
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-    from opentelemetry.sdk.trace import TracerProvider
-
-    from raycore.llm import AsyncLLM
-    from raycore.parts.adapters.server.adapters import OfferedAdapters
 
 _DISABLE_LOG_STATS = "--disable-log-stats"
 
@@ -68,13 +59,6 @@ def add_serve_command(commands: Any) -> None:
         "Default: 30.",
     )
     group.add_argument(
-        "--otlp-traces-endpoint",
-        default=None,
-        metavar="URL",
-        help="URL of an OTLP collector for OpenTelemetry traces. They are sent over HTTP if the URL's path is "
-        "/v1/traces, else over gRPC. Default: no traces.",
-    )
-    group.add_argument(
         _DISABLE_LOG_STATS, action="store_true", help="Do not log the throughput of busy ranks every 10 seconds."
     )
     add_listen_options(command)
@@ -87,6 +71,7 @@ def _serve(args: argparse.Namespace) -> int:
         return _follow(args)
     # imported lazily to keep `raycore --help` fast
     with needing("`raycore serve` needs", "serve"):
+        from raycore.server import build_app
         from raycore.server.multi_process.api_servers import APIServers
         from raycore.server.process.connection_log import configure_logging
         from raycore.server.process.listening import handed_over, listening, shown_address
@@ -97,7 +82,7 @@ def _serve(args: argparse.Namespace) -> int:
     from raycore.metrics.throughput_log import throughput_logged
     from raycore.parts.adapters.server.adapters import load_adapters
 
-    chosen, options, address, traces = check_server(args)
+    chosen, options, address = check_server(args)
     count = args.api_server_count
     if args.log_level is None:
         logging.getLogger("raycore").setLevel(logging.INFO)
@@ -108,7 +93,6 @@ def _serve(args: argparse.Namespace) -> int:
         listening(address, is_shared=count > 1) as listener,
         answering_while_loading(start, listener, address, is_shared=count > 1, http=options.http) as loading,
         handed_over(listener) if count > 1 and address.uds is not None else nullcontext() as handed_at,
-        _tracing(traces if count == 1 else None) as tracing,
     ):
         engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), _start=start, **chosen)
         try:
@@ -120,9 +104,9 @@ def _serve(args: argparse.Namespace) -> int:
             adapters = run_apart(load_adapters(engine, options))  # callers may have an event loop
             if count == 1:
                 loading.stop()  # the two would share a socket, whose backlog keeps the connections that come meanwhile
-                server = HttpServer(_app(engine, options, adapters, tracing), listener, address)
+                server = HttpServer(build_app(engine, options, adapters), listener, address)
             else:
-                server = APIServers(engine, options, adapters, address, count, traces, handed_at)
+                server = APIServers(engine, options, adapters, address, count, handed_at)
 
             def on_serving() -> None:
                 loading.stop()
@@ -148,30 +132,3 @@ def _follow(args: argparse.Namespace) -> int:
 
 def _say(text: str) -> None:
     print(f"raycore: {text}", file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _tracing(traces: TraceOptions | None) -> Generator[TracerProvider | None, None, None]:
-    """Yield the provider that exports this process's spans; None without `traces`. Sends the last spans at the end."""
-    if traces is None:
-        yield None
-        return
-    from raycore.server.tracing import start_tracing
-
-    provider = start_tracing(traces.endpoint)
-    try:
-        yield provider
-    finally:
-        provider.shutdown()
-
-
-def _app(
-    engine: AsyncLLM, options: ServerOptions, adapters: OfferedAdapters, tracing: TracerProvider | None
-) -> FastAPI:
-    if tracing is None:
-        from raycore.server import build_app
-
-        return build_app(engine, options, adapters)
-    from raycore.server.tracing import build_traced_app
-
-    return build_traced_app(engine, options, tracing, adapters)

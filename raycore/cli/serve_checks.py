@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
 
 from raycore.cli.engine_options import chosen_engine_options, chosen_listen_options, chosen_server_options
 from raycore.errors import InvalidConfig
 from raycore.extras import needing
 from raycore.server.listen_options import ListenOptions
-from raycore.server.options import ServerOptions, TraceOptions, api_keys_of_environment, check_enable_lora
+from raycore.server.options import ServerOptions, api_keys_of_environment, check_enable_lora
 
 
 class Chosen(NamedTuple):
@@ -21,7 +19,6 @@ class Chosen(NamedTuple):
     """Keyword arguments of `LLM`."""
     server: ServerOptions
     address: ListenOptions
-    traces: TraceOptions | None
 
 
 def check_server(args: argparse.Namespace) -> Chosen:
@@ -40,12 +37,11 @@ def check_server(args: argparse.Namespace) -> Chosen:
     server = chosen_server_options(args, engine["model"], api_key=api_keys_of_environment())
     check_enable_lora(bool(engine.get("enable_lora")), server.lora_modules, server.allowed_lora_directories)
     check_adapters(engine, server)
-    traces = _trace_options(args.otlp_traces_endpoint)
     address = chosen_listen_options(args)
     check_certificates(address)
     for path in server.http.middleware:
         find_middleware(path)
-    return Chosen(engine, server, address, traces)
+    return Chosen(engine, server, address)
 
 
 def check_headless(args: argparse.Namespace) -> dict[str, Any]:
@@ -58,26 +54,3 @@ def check_headless(args: argparse.Namespace) -> dict[str, Any]:
             "--headless: with --data-parallel-hybrid-lb or --data-parallel-rank, each node has a server: omit it"
         )
     return engine
-
-
-def _trace_options(endpoint: str | None) -> TraceOptions | None:
-    """Options for sending traces to `endpoint`. Raises InvalidConfig if that isn't a URL or packages are missing."""
-    if endpoint is None:
-        return None
-    if not _is_url(endpoint):
-        raise InvalidConfig(
-            f"--otlp-traces-endpoint {endpoint}: give a URL, such as http://localhost:4317, with a port from 1 to 65535"
-        )
-    with needing("--otlp-traces-endpoint needs", "otel"):
-        from raycore.server.tracing import exporter_class
-
-        exporter_class(endpoint)  # so that it fails in the process that the user started
-    return TraceOptions(endpoint, {name: value for name, value in os.environ.items() if name.startswith("OTEL_")})
-
-
-def _is_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port isn't one
-        return False

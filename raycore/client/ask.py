@@ -7,7 +7,7 @@ requests is one field here, one argument of each method that offers it, and what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -42,6 +42,8 @@ class Ask(msgspec.Struct, frozen=True):
     """The adapter that the request uses."""
     tokenization: Tokenization = PLAIN
     """How a prompt that isn't parsed yet becomes tokens."""
+    trace_headers: Mapping[str, str] = {}
+    """HTTP headers, of which `traceparent` names the span that those of this request are parts of."""
     is_reserved: bool = False
     """Whether the caller has the id by `Streams.reserved()`."""
 

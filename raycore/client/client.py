@@ -40,6 +40,7 @@ from raycore.client.request_checks import RequestChecks
 from raycore.client.request_table import RequestTable, Updates
 from raycore.client.reserved_ids import ReservedIds
 from raycore.client.updates import Sink
+from raycore.client.watchers import Watchers
 from raycore.config import EngineConfig, ModelConfig
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
 from raycore.errors import EngineDeadError
@@ -104,6 +105,8 @@ class EngineClient:
         """Jinja text for conversations in Python whose calls give no template. None: the checkpoint's."""
         self.stream_interval: int = config.scheduler.stream_interval
         """The option."""
+        self.watchers = Watchers()
+        """Who sees the requests of this client. Those who submit requests have them watched."""
         self.reserved = ReservedIds()
         """Ids that also are in use while no request has them."""
         self._failure: BaseException | None = None

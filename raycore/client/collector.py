@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raycore.client.ask import Ask
 from raycore.client.updates import Update
+from raycore.client.watchers import NOBODY, Watchers
 from raycore.display.progress_bars import BAR_S, RequestBar, request_bar
 from raycore.errors import RequestFailed
 from raycore.outputs import RequestOutput
@@ -35,6 +36,7 @@ class Collector:
         use_tqdm: bool | Callable[..., Any],
         num_tokens: Callable[[], int],
         work: str = "Generating",
+        watchers: Watchers = NOBODY,
     ) -> list[RequestOutput]:
         """Submit requests, and wait until all have ended. Returns their outputs, in order. If that fails, all end.
 
@@ -42,15 +44,17 @@ class Collector:
             use_tqdm: show a progress bar, which this makes if it can be called.
             num_tokens: returns the number of tokens so far, for the rate in the progress bar.
             work: what is done with them, for the bar.
+            watchers: who sees the requests.
         """
         ids = [ask.request_id for ask in asks]
         try:
-            client.submit(asks, self.put)
+            with watchers.around(asks, self.put) as sink:
+                client.submit(asks, sink)
             with request_bar(len(asks), use_tqdm, work) as bar:
                 self.wait(len(asks), bar, num_tokens)
         except BaseException:
             # also after an interrupt: the engine stays usable, and must not compute requests that nobody waits for
-            client.abort(ids)
+            client.abort(ids, notify=True)  # tells those who watch
             raise
         return self.outputs(ids)
 

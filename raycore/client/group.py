@@ -7,13 +7,13 @@ A `RemoteClient` stands for a client in another process. Its methods never block
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from raycore.client.client import EngineClient, LinkView
 from raycore.client.rank_connections import Sent
 from raycore.engine.rank_events import EngineLost, LossExplained, RankEvent, RanksLost, RankUp
-from raycore.messages import NO_LOAD, LoadView
+from raycore.messages import NO_LOAD, EngineInfo, LoadView
 from raycore.metrics.counts import RankCounts, total
 from raycore.system import Future, futures, threading, time
 
@@ -117,6 +117,8 @@ class ClientGroup:
     """All clients of an engine, as one `RankListener` for the supervisor. Thread-safe."""
 
     def __init__(self, own: EngineClient) -> None:
+        self.on_rank_up: Callable[[EngineInfo], object] = lambda info: None
+        """Called with what a rank reported when it started, whenever a rank comes into service. Must return quickly."""
         self._own = own
         self._lock = threading.Lock()
         self._remote: list[RemoteClient] = []
@@ -161,6 +163,7 @@ class ClientGroup:
                 case RankUp():
                     self._ranks[event.dp_rank] = event
                     self._away.discard(event.dp_rank)
+                    self.on_rank_up(event.info)
                 case RanksLost():
                     self._remove(event.dp_ranks, come_back=True)
                 case EngineLost():

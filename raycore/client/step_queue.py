@@ -53,7 +53,8 @@ class StepQueue:
                 raise InvalidRequest(f"request_id={used!r} is already in use")
             self._kinds |= kinds  # before an output can come
         try:
-            self._client.submit(asks, self._put)
+            with self._client.watchers.around(asks, self._put) as sink:
+                self._client.submit(asks, sink)
         except BaseException:
             self._forget(list(kinds))
             raise
@@ -74,7 +75,7 @@ class StepQueue:
         with self._changed:
             own = [each for each in request_ids if each in self._kinds]
         self._forget(own)
-        self._client.abort(own)
+        self._client.abort(own, notify=True)  # tells those who watch
 
     def step(self, wait_s: float | None = STEP_WAIT_S) -> list[Output]:
         """Return what has come since the previous step: at most one output for each request.

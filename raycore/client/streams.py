@@ -29,7 +29,7 @@ from raycore.client.output_kinds import OutputKinds
 from raycore.client.request_state import PooledOutput
 from raycore.client.tokenization import PLAIN, Tokenization
 from raycore.client.updates import Update
-from raycore.client.watchers import UNWATCHED, Watch, Watchers
+from raycore.client.watchers import UNWATCHED, Watch
 from raycore.errors import InvalidRequest
 from raycore.node.threads import on_own_thread
 from raycore.outputs import PoolingOutput, PoolingRequestOutput, RequestOutput
@@ -48,8 +48,7 @@ class Streams:
     """The streams of one client, on any number of event loops. Thread-safe."""
 
     def __init__(self, client: EngineClient) -> None:
-        self.watchers = Watchers()
-        """Who sees all requests."""
+        self.watchers = client.watchers
         self._client = client
         self._lock = threading.Lock()
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopStreams] = weakref.WeakKeyDictionary()

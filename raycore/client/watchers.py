@@ -1,18 +1,23 @@
 """Whoever watches the requests of an engine: the request log, and traces.
 
-Nobody wraps an engine for that. `Streams` has each request watched, whichever of the public methods asked for it.
+Nobody wraps an engine for that. `Streams` has each request watched, whichever method of `AsyncLLM` asked for it, and so
+has whoever submits those of `LLM`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from types import TracebackType
 
 import msgspec
 
 from raycore.client.ask import Ask
+from raycore.client.updates import Sink, Update
 from raycore.outputs import RequestOutput
+from raycore.pooling_params import PoolingParams
+from raycore.system import threading
 
 Note = Callable[[RequestOutput], object]
 """Called with outputs, before the caller gets them. Each has the whole output so far. A `PooledOutput` is a result."""
@@ -25,7 +30,7 @@ def nothing(output: RequestOutput) -> None:
 class Watcher:
     """What somebody does around the requests of an engine. By default, nothing.
 
-    The methods are called on the callers' event loops, and must return quickly.
+    The methods are called on the callers' event loops and threads, and on the client's. They must return quickly.
     """
 
     needs_all_tokens: bool = False
@@ -79,6 +84,46 @@ UNWATCHED = Watch()
 """The watch of a call that nobody watches."""
 
 
+class _WatchedSink:
+    """Passes updates on, and tells watchers of them. Thread-safe."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._lock = threading.Lock()
+        self._watches: dict[str, Watch] = {}
+        """Of the requests that haven't ended."""
+        self._num_left: Counter[Watch] = Counter()
+        """How many requests of each watch haven't ended."""
+
+    def add(self, watch: Watch, asks: Sequence[Ask]) -> None:
+        self._watches |= {ask.request_id: watch for ask in asks}
+        self._num_left[watch] = len(asks)
+
+    def __call__(self, updates: list[Update]) -> None:
+        for update in updates:
+            self._tell(update)
+        self._sink(updates)
+
+    def end(self, error: BaseException) -> None:
+        with self._lock:
+            left, self._watches = self._watches, {}
+        for watch in dict.fromkeys(left.values()):
+            watch.end(error)
+
+    def _tell(self, update: Update) -> None:
+        with self._lock:
+            watch = self._watches.get(update.request_id, UNWATCHED)
+            if update.output is not None:
+                watch.note(update.output)
+            if not update.is_last:
+                return
+            self._watches.pop(update.request_id, None)
+            self._num_left[watch] -= 1
+            has_ended = update.error is not None or self._num_left[watch] == 0
+        if has_ended:
+            watch.end(update.error)
+
+
 class Watchers:
     """Those who watch the requests of one engine."""
 
@@ -93,8 +138,31 @@ class Watchers:
         """Begin to watch a call."""
         return _Watch([each.watching(asks) for each in self._watchers]) if self._watchers else UNWATCHED
 
+    @contextmanager
+    def around(self, asks: Sequence[Ask], sink: Sink) -> Generator[Sink]:
+        """Watch requests whose updates go to a sink. The context gets the sink to submit them with.
+
+        An error that leaves the context ends the watch of those that haven't ended. Requests that pool are one call.
+        """
+        if not self._watchers:
+            yield sink
+            return
+        calls = [asks] if isinstance(asks[0].params, PoolingParams) else [[ask] for ask in asks]
+        watched = _WatchedSink(sink)
+        try:
+            for call in calls:
+                watched.add(self.watch(call), call)
+            yield watched
+        except BaseException as error:
+            watched.end(error)
+            raise
+
     def wanted(self, ask: Ask) -> Ask:
         """The request with the outputs that its caller and all watchers want."""
         if ask.stream == "text" and any(each.needs_all_tokens for each in self._watchers):
             return msgspec.structs.replace(ask, stream=True)
         return ask
+
+
+NOBODY = Watchers()
+"""Those who watch requests that nobody sees, such as the steps of a beam search."""

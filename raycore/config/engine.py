@@ -36,6 +36,7 @@ from raycore.parts.drafts.config.speculative import SpeculativeConfig, parse_spe
 from raycore.parts.images.config import EMBEDDED_PIECE_TOKENS, EncoderLimits, MultiModalConfig
 from raycore.parts.pooling.config import PoolingConfig
 from raycore.parts.routed_experts.config import RoutedExpertsConfig
+from raycore.parts.traces.config import TracesConfig
 from raycore.parts.transfers.config.ec_transfer import ECTransferConfig, parse_ec_transfer_config
 from raycore.parts.transfers.config.kv_transfer import (
     KVEventsConfig,
@@ -63,6 +64,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     pooling: PoolingConfig = PoolingConfig()
     routed_experts: RoutedExpertsConfig = RoutedExpertsConfig()
     multimodal: MultiModalConfig = MultiModalConfig()
+    traces: TracesConfig = TracesConfig()
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         option(

@@ -57,6 +57,7 @@ from raycore.parts.images.config import MultiModalConfig
 from raycore.parts.images.models import without_text, without_vision
 from raycore.parts.pooling.config import PoolingConfig, check_pooling, choose_pooling
 from raycore.parts.routed_experts.config import RoutedExpertsConfig, check_routed_experts
+from raycore.parts.traces.config import TracesConfig
 from raycore.parts.transfers.config.ec_transfer import ECTransferConfig, check_ec_transfer
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig, check_kv_transfer, offloading
 from raycore.plugins import find_plugins, import_plugin_file, load_general_plugins
@@ -73,6 +74,7 @@ _PARTS: tuple[tuple[type[msgspec.Struct], str], ...] = (
     (RoutedExpertsConfig, "Model"),
     (EngineConfig, "Engine"),
     (SpeculativeShorthand, "Engine"),
+    (TracesConfig, "Engine"),
     (ParallelConfig, "Parallelism and placement"),
     (CacheConfig, "KV cache"),
     (SchedulerConfig, "Scheduler"),
@@ -188,6 +190,7 @@ def resolve(
             _part(RoutedExpertsConfig, chosen), spec, transfer, parallel.prefill_context_parallel_size
         ),
         multimodal=_multimodal(chosen, path, spec),
+        traces=_part(TracesConfig, chosen),
         drafter=drafter,
         plugins=plugins,
     )

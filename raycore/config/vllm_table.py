@@ -276,7 +276,6 @@ VLLM_OPTIONS = _options(
             "per_request_spec_decode_metrics": "none",
             "show_hidden_metrics_for_version": (),
         },
-        "only `raycore serve` sends traces (--otlp-traces-endpoint)": {"otlp_traces_endpoint": ()},
         "only `raycore serve` logs statistics, and there this flag turns them off": {"disable_log_stats": _FLAG},
         "logs are those of Python's logging (use --log-level on the command line)": {
             "log_config_file": (),

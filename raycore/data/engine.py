@@ -155,7 +155,8 @@ class RowEngine(LLM):
         collector = Collector()
 
         def submit(several: Sequence[Ask]) -> list[str]:
-            self._client.submit(several, collector.put)
+            with self._client.watchers.around(several, collector.put) as sink:
+                self._client.submit(several, sink)
             return [ask.request_id for ask in several]
 
         try:
@@ -165,7 +166,7 @@ class RowEngine(LLM):
                 collector.wait(len(running), bar, lambda: 0)
         except BaseException:
             # the engine must not compute requests that nobody waits for
-            self._client.abort([ask.request_id for ask in asks])
+            self._client.abort([ask.request_id for ask in asks], notify=True)  # tells those who watch
             raise
         return [collector.result(each) if isinstance(each, str) else each for each in submitted]
 

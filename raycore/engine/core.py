@@ -29,7 +29,7 @@ from raycore.engine.rank_memory import RankMemory
 from raycore.engine.scheduling import load_scheduler_for, make_scheduler
 from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
-from raycore.messages import FIRST_WEIGHTS, EngineRequest, LoadView, StepPlan, StepResult
+from raycore.messages import FIRST_WEIGHTS, EngineRequest, LoadView, StartPhase, StepPlan, StepResult
 from raycore.rpc.pending import Pending
 from raycore.scheduler.outputs import StepOutputs
 from raycore.system import time
@@ -89,6 +89,8 @@ class EngineCore:
         self.config = config
         self.executor = executor
         self.timings_s: dict[str, float] = {}
+        self.phases: list[StartPhase] = []
+        """Of the start, the first one first."""
         is_new = num_blocks is not None
         try:
             scheduler_class = load_scheduler_for(config)  # fails before weights are loaded
@@ -408,9 +410,10 @@ class EngineCore:
     @contextmanager
     def _timed(self, name: str) -> Generator[None, None, None]:
         """Note how long a part of the start takes."""
-        started_s = time.perf_counter()
+        begun_s, started_s = time.time(), time.perf_counter()
         yield
         self.timings_s[name] = round(time.perf_counter() - started_s, 3)
+        self.phases.append(StartPhase(name.replace("_", " "), begun_s, time.perf_counter() - started_s))
 
     def shutdown(self) -> None:
         """Stop the workers, and write the profile that is running, if any. Idempotent."""

@@ -57,6 +57,7 @@ from raycore.ray_api import (
     own_gpus,
     title_process,
 )
+from raycore.rpc.start_phases import phases_so_far, process_start
 from raycore.system import os, time
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.rank import RankIdentity, Regrouping
@@ -86,6 +87,8 @@ class DPEngineCoreActor:
         self._mailbox = Mailbox(self._config.parallel.data_parallel_size)
         self._executor: Executor | None = None
         self._core: EngineCore | None = None
+        self._phases = process_start()
+        """What came before the rank's start. Nothing, if this was a standby."""
         self._peers: list[DPEngineCoreActor] = []
         """The other ranks of the group that shares experts."""
         lifeline.lock()
@@ -110,7 +113,7 @@ class DPEngineCoreActor:
         `name` becomes the actor's `repr()`, which Ray's logs show.
         """
         assert self._executor is not None, "stand_by() comes first"
-        self._identity, self._name = identity, name
+        self._identity, self._name, self._phases = identity, name, []
         self._show_identity()
         self._executor.adopt(identity)
 
@@ -174,6 +177,8 @@ class DPEngineCoreActor:
             computations=executor.collective_rpc("computation"),
             cache_layout=self._core.cache.layout,
             kv_addresses=self._core.kv_addresses,
+            phases=[*self._phases, *self._core.phases] if self._config.traces.is_on else [],
+            worker_phases=executor.collective_rpc(phases_so_far) if self._config.traces.is_on else [],
         )
         self._mailbox.cache_log = self._core.cache_log
         executor.collective_rpc(freeze_heap)

@@ -181,7 +181,6 @@ class VllmOptions(TypedDict, total=False):
     kv_cache_metrics_sample: object
     per_request_spec_decode_metrics: object
     show_hidden_metrics_for_version: object
-    otlp_traces_endpoint: object
     disable_log_stats: object
     log_config_file: object
     log_level: object
@@ -320,6 +319,9 @@ class EngineOptions(VllmOptions, total=False):
     """The same as speculative_config's model."""
     spec_tokens: int | None
     """The same as speculative_config's num_speculative_tokens."""
+    otlp_traces_endpoint: str | None
+    """URL of an OTLP collector, which gets OpenTelemetry traces of requests and of the start. They are sent over HTTP
+    if the URL's path is /v1/traces, else over gRPC. Needs the extra `otel`. None: no traces."""
     tensor_parallel_size: int
     """Number of workers that each layer is split over. Default: 1."""
     data_parallel_size: int
@@ -364,7 +366,8 @@ class EngineOptions(VllmOptions, total=False):
     used as they are. Default: those of the program's actor, if it has enough; otherwise Ray chooses."""
     worker_cls: str | type[Any] | None
     """A subclass of raycore's Worker to use instead, as package.module.Class, or the name of a plugin. All nodes must
-    be able to import it. Default: raycore's Worker."""
+    be able to import it. Its steps are execute_model(plan), and sample_tokens(grammar) if it samples in a call of its
+    own: see WorkerProtocol. Default: raycore's Worker."""
     worker_extension_cls: str | type[Any] | None
     """A class whose methods workers get besides their own, for collective_rpc, as package.module.Class, or the name of
     a plugin. All nodes must be able to import it."""

@@ -95,6 +95,10 @@ def build_app(
     app.add_middleware(HttpMetrics, counts=service.http_counts)
     add_middleware(app, options.http)
     app.add_middleware(RequestIds, returns=returns_request_ids)  # the outermost, because errors name the id
+    if engine.traces.is_on:
+        from raycore.parts.traces.server import add_traces  # imported lazily: it needs another extra
+
+        add_traces(app, engine, options.served_model_names[0])
     _handle_errors(app)
     add_endpoints(app, service)
     app.router.middleware_stack = RouteIndex(app.router)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
 import msgspec
@@ -467,13 +466,3 @@ def check_enable_lora(
 def api_keys_of_environment() -> tuple[str, ...]:
     """The API key in the environment variable RAYCORE_API_KEY; empty if the variable isn't set."""
     return tuple(key for key in [os.environ.get("RAYCORE_API_KEY")] if key)
-
-
-@dataclass(frozen=True)
-class TraceOptions:
-    """Where to send OpenTelemetry traces."""
-
-    endpoint: str
-    """URL of an OTLP collector. If its path is `/v1/traces`, spans are sent over HTTP, otherwise over gRPC."""
-    environment: dict[str, str] = field(repr=False)
-    """OpenTelemetry's variables (`OTEL_…`) from the driver's environment, which API server processes don't inherit."""

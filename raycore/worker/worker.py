@@ -33,6 +33,7 @@ from raycore.parts.routed_experts.worker import RoutedExpertsOfWorker
 from raycore.parts.transfers.worker import WorkerTransfers
 from raycore.parts.weights.worker.updates import WorkerWeightUpdates
 from raycore.rpc.pending import Pending
+from raycore.rpc.start_phases import phase
 from raycore.worker.core import NoRunner, WorkerCore, WorkerHooks
 from raycore.worker.extension_views import ModelConfigView, ModelRunnerView, ModelView
 from raycore.worker.failures import fails_together
@@ -110,6 +111,7 @@ class Worker(WorkerProtocol):
         """Fraction of the weights that has been read, 0 to 1. Any thread may read it."""
         return self._core.load_progress
 
+    @phase("init device")
     @fails_together
     def init_device(self) -> None:
         """Choose the device, the dtype and the number of threads, and connect to the other workers.
@@ -166,6 +168,7 @@ class Worker(WorkerProtocol):
         run_worst_steps(core.runner, self.config, layout.num_groups)
         core.runner = NoRunner()
 
+    @phase("allocate cache")
     @fails_together
     def initialize_cache(self, cache: KVCacheConfig) -> None:
         """Allocate the KV cache, and create the model runner.
@@ -180,6 +183,7 @@ class Worker(WorkerProtocol):
         core.num_cache_groups = cache.layout.num_groups
         core.runner = make_runner(core, cache)
 
+    @phase("warm up")
     @fails_together
     def warm_up(self) -> None:
         """Compute a short prompt and one decode step in block 0, so that one-time costs do not delay the first request.

@@ -18,6 +18,7 @@ from raycore.node.niceness import run_yielding
 from raycore.ray_api import actor_class, end_with_raylet, endpoint, node_id, node_ip, own_gpus, title_process
 from raycore.rpc.endpoint import Invitation, TransportClosed, WorkerEndpoint
 from raycore.rpc.server import RpcServer
+from raycore.rpc.start_phases import note_process
 from raycore.rpc.worker_steps import takes_masks
 from raycore.system import os, threading
 from raycore.worker.protocol import WorkerProtocol
@@ -41,6 +42,7 @@ class WorkerActor:
         self._endpoint: WorkerEndpoint | None = None
         self._worker: WorkerProtocol | None = None
         title_process(name)
+        note_process()
         end_with_raylet()
         lifeline.lock()
 

@@ -14,6 +14,7 @@ from raycore.errors import InvalidConfig
 from raycore.messages import Computation
 from raycore.parts.weights.worker.in_place import weight_tensors
 from raycore.parts.weights.worker.reads import LEAST_BYTES, bytes_of_step, read_rate
+from raycore.rpc.start_phases import phase
 from raycore.worker.part import WorkerPart, called_by_name
 from raycore.worker.weight_store import describe_stored, read_weights, save_weights, unread_weights
 
@@ -27,6 +28,7 @@ class WorkerWeights(WorkerPart):
     """As in `Computation.weights`."""
 
     @called_by_name
+    @phase("load weights")
     def load_model(self) -> None:
         """Read this worker's share of its stage's weights, or generate random weights, and build the decoder.
 

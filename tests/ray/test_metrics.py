@@ -6,13 +6,14 @@ import asyncio
 import gc
 import logging
 import re
+from collections.abc import Sequence
 from contextlib import aclosing
 from pathlib import Path
 
 import pytest
 from fastapi.testclient import TestClient
 from number_formats import DTYPE
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client.parser import text_string_to_metric_families
@@ -21,7 +22,14 @@ from waiting import eventually
 from raycore import AsyncLLM, SamplingParams
 from raycore.demo import demo_model_path
 from raycore.server import ServerOptions, build_app
-from raycore.server.tracing import build_traced_app
+
+EXPORTER = InMemorySpanExporter()
+
+
+def kept_spans(endpoint: str) -> TracerProvider:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(EXPORTER))
+    return provider
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +39,26 @@ def engine(ray_cluster):
     logger.setLevel(logging.INFO)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("raycore.running_engine.INTERVAL_S", 0.5)
+        patch.setattr("raycore.parts.traces.client.spans.start_tracing", kept_spans)
         options = {"num_threads": 1, "max_model_len": 1000, "dtype": DTYPE, "standby_delay_s": None, "gc_debug": 2}
+        options["otlp_traces_endpoint"] = "http://localhost:4317"
         engine = AsyncLLM(demo_model_path(), engine_name="seen", **options)
     logger.setLevel(level)
+    check_start(EXPORTER.get_finished_spans())
     yield engine
     engine.shutdown()
+
+
+def check_start(spans: Sequence[ReadableSpan]) -> None:
+    """The spans of a start of one rank, whose worker is in its process."""
+    named = {span.name: span for span in spans if span.name.endswith("start")}
+    whole, rank, worker = (named[f"{name} start"] for name in ("engine", "rank", "worker"))
+    assert (rank.parent.span_id, worker.parent.span_id) == (whole.context.span_id, rank.context.span_id)
+    assert whole.start_time <= rank.start_time <= worker.start_time < worker.end_time <= whole.end_time
+    of_worker = {span.name for span in spans if span.parent and span.parent.span_id == worker.context.span_id}
+    assert of_worker == {"init device", "load weights", "allocate cache", "warm up"}
+    of_rank = {span.name for span in spans if span.parent and span.parent.span_id == rank.context.span_id}
+    assert of_rank == {"process start", "workers and weights", "kv cache and warm up", "worker start"}
 
 
 @pytest.fixture(scope="module")
@@ -115,16 +138,32 @@ def test_log_lines_of_ranks_name_the_rank_and_its_pid(ray_cluster, engine, logge
     )
 
 
-def test_a_requests_trace_contains_the_steps_of_the_workers(engine):
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    client = TestClient(build_traced_app(engine, ServerOptions(("demo",)), provider))
-    body = {"model": "demo", "prompt": "27 + 58 =", "max_tokens": 5, "ignore_eos": True}
-    assert client.post("/v1/completions", json=body).status_code == 200
-    spans = exporter.get_finished_spans()
+def check_steps(spans: Sequence[ReadableSpan]) -> None:
     (generate,) = (span for span in spans if span.name == "generate")
     steps = [span for span in spans if span.name == "worker step"]
     assert len(steps) == 5
     assert {span.attributes["raycore.dp_rank"] for span in steps} == {0}
     assert all(generate.start_time <= span.start_time < span.end_time <= generate.end_time for span in steps)
     assert {span.name for span in spans} >= {"queue", "prefill", "decode"}
+
+
+def test_a_requests_trace_contains_the_steps_of_the_workers(engine, client):
+    assert asyncio.run(engine.is_tracing_enabled())
+    for asks in (over_http, in_python):
+        EXPORTER.clear()
+        asks(engine, client)
+        check_steps(EXPORTER.get_finished_spans())
+
+
+def over_http(engine: AsyncLLM, client: TestClient) -> None:
+    body = {"model": "demo", "prompt": "27 + 58 =", "max_tokens": 5, "ignore_eos": True}
+    assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def in_python(engine: AsyncLLM, client: TestClient) -> None:
+    async def run() -> None:
+        async with aclosing(engine.generate("27 + 58 =", SamplingParams(max_tokens=5, ignore_eos=True))) as outputs:
+            async for _ in outputs:
+                pass
+
+    asyncio.run(run())

@@ -40,6 +40,7 @@ from raycore.metrics.view import MetricsView
 from raycore.outputs import CompletionOutput, Logprob, PoolingOutput, PoolingRequestOutput, RequestOutput
 from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
 from raycore.parts.pooling.models.pooling import PoolingSpec
+from raycore.parts.traces.client.traces import NO_TRACES, Traces
 from raycore.parts.transfers.client.params import params_check
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
@@ -132,6 +133,7 @@ class FakeEngine(AsyncCalls):
         """How long a request waits for its first step, and how long each step takes. Nothing is waited for: these are
         the times in the outputs' `metrics` and `trace`."""
         self._metrics = make_view(0) if metrics is None else metrics
+        self.traces: Traces = NO_TRACES
         self._is_tracing = False
         self._watchers = Watchers()
         self._seq_ids = itertools.count()

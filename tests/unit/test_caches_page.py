@@ -80,7 +80,9 @@ NOT_CACHES = {
         metrics.ray_export.RayExport._metrics
         metrics.stat_loggers.StatLoggers._of_ranks
         metrics.throughput_log.ThroughputLog._hit_rates
+        parts.traces.client.spans.SentTraces._pids
         recurring.Recurring._said
+        rpc.start_phases._latest
         server.http.counts.HttpCounts.durations
         server.http.counts.HttpCounts.in_flight
         server.http.counts.HttpCounts.operations

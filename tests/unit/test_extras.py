@@ -233,7 +233,7 @@ def test_traces_without_the_exporter(endpoint: str, tmp_path: Path):
     )
     assert (run.returncode, run.stderr) == (
         1,
-        "raycore: --otlp-traces-endpoint needs the package opentelemetry-exporter-otlp, which isn't installed: "
+        "raycore: otlp_traces_endpoint needs the package opentelemetry-exporter-otlp, which isn't installed: "
         'pip install "raycore[otel]"\n',
     )
 

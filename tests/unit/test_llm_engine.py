@@ -15,6 +15,7 @@ from raycore.client.ask import Ask
 from raycore.client.inputs import OnlyText
 from raycore.client.request_state import PooledOutput
 from raycore.client.updates import Update
+from raycore.client.watchers import Watchers
 from raycore.config.parallel import ParallelConfig
 from raycore.errors import InvalidRequest, RequestFailed
 from raycore.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
@@ -36,6 +37,7 @@ class Client:
     def __init__(self, tokenizer: Any, pooling: Any = None) -> None:
         self.tokenizer = tokenizer
         self.pooling = pooling
+        self.watchers = Watchers()
         self.submitted: list[Sequence[Ask]] = []
         self.aborted: list[str] = []
         self.fails = ""

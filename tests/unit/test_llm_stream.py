@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from raycore import LLM, SamplingParams
 from raycore.client.ask import Ask
 from raycore.client.updates import Sink, Update
+from raycore.client.watchers import Watchers
 from raycore.outputs import CompletionOutput, RequestOutput
 
 
@@ -23,7 +24,12 @@ def test_an_output_that_comes_after_the_last_update_is_ignored() -> None:
 
     llm = object.__new__(LLM)
     llm._client = SimpleNamespace(  # pyright: ignore
-        tokenizer=None, images=None, stream_interval=1, submit=submit, abort=lambda request_ids: None
+        tokenizer=None,
+        images=None,
+        stream_interval=1,
+        submit=submit,
+        watchers=Watchers(),
+        abort=lambda ids, notify: None,
     )
     outputs = list(llm.stream({"prompt_token_ids": [1]}, SamplingParams()))
     assert [len(output.outputs[0].token_ids) for output in outputs] == [2]

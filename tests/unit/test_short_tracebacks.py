@@ -86,9 +86,10 @@ def test_a_mistake_shows_one_frame_of_raycore(mistake: Callable[[], object]):
 
 def test_a_mistake_of_a_stream_shows_no_more_than_its_generator():
     from raycore.client.streams import Streams
+    from raycore.client.watchers import Watchers
 
     async def generate() -> None:
-        client = SimpleNamespace(tokenizer=None, images=None, stream_interval=1)
+        client = SimpleNamespace(tokenizer=None, images=None, stream_interval=1, watchers=Watchers())
         async for _ in Streams(client).ask([Ask("a", SamplingParams(), 7)]):  # pyright: ignore
             pass
 

@@ -10,6 +10,7 @@ from raycore.client.engine_facts import EngineFacts
 from raycore.client.watchers import Watcher
 from raycore.control.calls import AsyncCalls
 from raycore.metrics.view import MetricsView
+from raycore.parts.traces.client.traces import Traces
 
 
 class ServingEngine(EngineFacts, AsyncCalls, Protocol):
@@ -22,8 +23,15 @@ class ServingEngine(EngineFacts, AsyncCalls, Protocol):
         """
         ...
 
+    traces: Traces
+    """The spans of its requests."""
+
     def watch(self, watcher: Watcher) -> None:
         """Have somebody see the requests that come from now on."""
+        ...
+
+    def trace_requests(self) -> None:
+        """Include timings in the outputs of all requests submitted from now on."""
         ...
 
     async def abort_requests(self, request_ids: Sequence[str] | None) -> int:

@@ -6,10 +6,10 @@ The driver sends rank events to this actor. The actor sends requests directly to
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -32,15 +32,11 @@ from raycore.server.multi_process.client_store import ClientStore
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls
 from raycore.server.multi_process.reports import RankView, Report
 from raycore.server.operations.metrics import Metrics
-from raycore.server.options import ServerOptions, TraceOptions
+from raycore.server.options import ServerOptions
 from raycore.server.process.connection_log import configure_logging
 from raycore.server.process.listening import listen, take_over
 from raycore.server.process.serving import HttpServer, prepare_process
 from raycore.system import os, threading, time
-
-if TYPE_CHECKING:
-    from fastapi import FastAPI
-    from opentelemetry.sdk.trace import TracerProvider
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +56,12 @@ class APIServer:
         client_index: int,
         limits: EngineInfo,
         options: ServerOptions,
-        traces: TraceOptions | None,
+        environment: Mapping[str, str],
         name: str,
     ) -> None:
+        """`environment`: the driver's variables that this process needs and doesn't inherit."""
         self._name = name
+        os.environ.update(environment)
         title_process(name)
         end_with_raylet()
         config = EngineConfig.decode(config_bytes)
@@ -82,8 +80,7 @@ class APIServer:
         self._engine = ClientEngine(config, self._client, self._driver)
         self._adapters = ClientAdapters(self._driver)
         self._store = ClientStore(self._driver)
-        self._tracing: TracerProvider | None = None
-        self._app = self._build_app(options, traces)
+        self._app = build_app(self._engine, options, self._adapters, self._store)
         self._engine.on_http_counts = partial(setattr, self._app.state.service.own(Metrics), "all_http_counts")
         self._server: HttpServer | None = None
 
@@ -113,8 +110,7 @@ class APIServer:
         """Stop accepting connections, wait up to 10 s for responses in progress, and send the remaining traces."""
         if self._server is not None:
             self._server.stop()
-        if self._tracing is not None:
-            self._tracing.shutdown()
+        self._engine.traces.stop()
 
     @endpoint("reports")
     def reports(self) -> Iterator[bytes]:
@@ -195,15 +191,6 @@ class APIServer:
     def finish_call(self, number: int, result: Any, error: RaycoreError | None) -> None:
         """Complete a call on the driver with its result or error."""
         self._driver.finish(number, result, error)
-
-    def _build_app(self, options: ServerOptions, traces: TraceOptions | None) -> FastAPI:
-        if traces is None:
-            return build_app(self._engine, options, self._adapters, self._store)
-        os.environ.update(traces.environment)  # before OpenTelemetry reads it
-        from raycore.server.tracing import build_traced_app, start_tracing
-
-        self._tracing = start_tracing(traces.endpoint)
-        return build_traced_app(self._engine, options, self._tracing, self._adapters, self._store)
 
     def _note_broken(self, dp_rank: int, reason: str) -> None:
         with self._changed:

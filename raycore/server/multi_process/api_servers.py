@@ -33,9 +33,9 @@ from raycore.server.listen_options import ListenOptions
 from raycore.server.multi_process.api_server import API_SERVER, APIServer
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCall, run_call
 from raycore.server.multi_process.reports import RankView, Report
-from raycore.server.options import ServerOptions, TraceOptions
+from raycore.server.options import ServerOptions
 from raycore.server.process.serving import GOODBYE_S
-from raycore.system import Future, signal, threading, time
+from raycore.system import Future, os, signal, threading, time
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -72,7 +72,6 @@ class APIServers:
         adapters: OfferedAdapters,
         address: ListenOptions,
         count: int,
-        traces: TraceOptions | None = None,
         handed_at: str | None = None,
     ) -> None:
         """Create the monitors, without starting processes.
@@ -81,7 +80,6 @@ class APIServers:
             adapters: those that all processes offer.
             address: where all of them listen.
             handed_at: where they get a socket that listens already (`handed_over`). None: each opens its own.
-            traces: where each process sends its traces; None: nowhere.
 
         Raises:
             InvalidConfig: `count` is out of range.
@@ -89,7 +87,7 @@ class APIServers:
         if not 1 <= count <= MAX_API_SERVERS:
             raise InvalidConfig(f"api_server_count={count} isn't in [1, {MAX_API_SERVERS}]")
         each = msgspec.structs.replace(options, max_streams=-(-options.max_streams // count))
-        make = _Factory(engine, each, adapters, (address, handed_at), traces)
+        make = _Factory(engine, each, adapters, (address, handed_at))
         self._monitors = [_ServerMonitor(index, make, engine) for index in range(count)]
 
     def start(self) -> None:
@@ -267,7 +265,6 @@ class _Factory:
         options: ServerOptions,
         adapters: OfferedAdapters,
         address: tuple[ListenOptions, str | None],
-        traces: TraceOptions | None,
     ) -> None:
         self.address = address
         self.adapters = adapters
@@ -275,7 +272,6 @@ class _Factory:
         """The responses of all processes."""
         self._engine = engine
         self._options = options
-        self._traces = traces
         # kept, because a process may have to start while no rank is up
         self._limits = min(engine.engine_infos, key=lambda info: info.num_kv_tokens)
         self.http: dict[int, HttpCounts] = {}
@@ -297,7 +293,7 @@ class _Factory:
             client_index,
             checked(self._limits),
             checked(self._options),
-            checked(self._traces),
+            self._engine.config.traces.variables(os.environ),
             name,
         )
         return _Process(actor, client_index)

@@ -16,6 +16,8 @@ from raycore.control.calls import AsyncCalls
 from raycore.metrics.view import MetricsView
 from raycore.node.own_process import OwnProcess
 from raycore.parts.pooling.client.pooling import supported_tasks
+from raycore.parts.traces.client.making import make_traces
+from raycore.parts.traces.client.traces import Traces
 from raycore.server.http.counts import HttpCounts
 from raycore.server.multi_process.driver_calls import READ_METRICS, DriverCalls
 
@@ -33,6 +35,7 @@ class ClientEngine(OwnProcess, EngineFacts, AsyncCalls):
         self._client = client
         self._driver = driver
         self._streams = Streams(client)
+        self.traces: Traces = make_traces(config.traces)
         self.on_http_counts: Callable[[HttpCounts], object] = lambda counts: None
         """Gets the sum of all API servers' HTTP counts whenever the metrics are read."""
 
@@ -40,7 +43,7 @@ class ClientEngine(OwnProcess, EngineFacts, AsyncCalls):
         return self._streams.ask(asks)
 
     def watch(self, watcher: Watcher) -> None:
-        self._streams.watchers.add(watcher)
+        self._client.watchers.add(watcher)
 
     async def get_supported_tasks(self) -> tuple[str, ...]:
         return supported_tasks(self._client.checks.pooling)

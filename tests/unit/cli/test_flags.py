@@ -179,7 +179,6 @@ def test_flags_of_vllm_without_effect_are_accepted(started, command):
             "is not supported: the encoder cache has no settings of its own",
         ),
         (["-n", "2"], "nnodes=2 is not supported: ranks and workers run on Ray"),
-        (["--otlp-traces-endpoint", "x"], "give a URL"),
         (["--ssl-keyfile", "key.pem"], "ssl_keyfile (--ssl-keyfile) needs ssl_certfile"),
     ],
 )

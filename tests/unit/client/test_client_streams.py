@@ -22,6 +22,7 @@ from raycore.client.reserved_ids import ReservedIds
 from raycore.client.streams import Streams
 from raycore.client.tokenization import Tokenization
 from raycore.client.updates import Sink, Update
+from raycore.client.watchers import Watchers
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.lora.request import LoRARequest
 from raycore.outputs import CompletionOutput, RequestOutput
@@ -43,6 +44,7 @@ class FakeClient:
 
     def __init__(self) -> None:
         self.reserved = ReservedIds()
+        self.watchers = Watchers()
         self.sinks: dict[str, Sink] = {}
         self.aborted: list[str] = []
         self.is_streamed: bool | None = None

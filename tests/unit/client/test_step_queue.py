@@ -14,6 +14,7 @@ from raycore.client.ask import Ask
 from raycore.client.request_state import PooledOutput
 from raycore.client.step_queue import StepQueue
 from raycore.client.updates import Sink, Update
+from raycore.client.watchers import Watchers
 from raycore.errors import EngineDeadError, InvalidRequest, RequestFailed
 from raycore.outputs import CompletionOutput, PoolingRequestOutput, RequestOutput
 from raycore.sampling_params import RequestOutputKind, SamplingParams
@@ -25,6 +26,7 @@ class FakeClient:
     stream_interval = 1
 
     def __init__(self) -> None:
+        self.watchers = Watchers()
         self.sink: Sink = lambda updates: None
         self.asks: Sequence[Ask] = []
         self.aborted: list[str] = []

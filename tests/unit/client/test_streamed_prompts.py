@@ -18,6 +18,7 @@ from raycore.client.streamed_prompts import generate_streamed
 from raycore.client.streams import Streams
 from raycore.client.tokenization import Tokenization
 from raycore.client.updates import Update
+from raycore.client.watchers import Watchers
 from raycore.errors import EngineDeadError, InvalidRequest
 from raycore.inputs import StreamingInput
 from raycore.outputs import CompletionOutput, RequestOutput
@@ -37,6 +38,7 @@ class Client:
 
     def __init__(self, tokenizer=None) -> None:
         self.tokenizer = tokenizer
+        self.watchers = Watchers()
         self.prompts: list[ParsedPrompt] = []
         self.params: list[SamplingParams] = []
         self.ids: list[str] = []

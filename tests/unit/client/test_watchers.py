@@ -9,80 +9,24 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import aclosing, contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
+from answering_client import POOLS, AnsweringClient, engine
 
 import raycore
-from raycore import AsyncLLM, PoolingParams, SamplingParams
+from raycore import AsyncLLM, SamplingParams
 from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
-from raycore.client.beams import BeamSearch
-from raycore.client.inputs import OnlyText
 from raycore.client.request_log import RequestLog
-from raycore.client.request_state import PooledOutput
-from raycore.client.reserved_ids import ReservedIds
-from raycore.client.streams import Streams
-from raycore.client.updates import Sink, Update
 from raycore.client.watchers import UNWATCHED, Note, Watcher, Watchers
 from raycore.errors import RequestFailed
 from raycore.inputs import StreamingInput
-from raycore.outputs import CompletionOutput, Logprob, RequestOutput
 from raycore.server.contract.engine import ServingEngine
 from raycore.server.multi_process.client_engine import ClientEngine
 
 PROMPT = {"prompt_token_ids": [1, 2]}
 SHORT = SamplingParams(max_tokens=1)
-POOLS = PoolingParams(task="embed")
-
-
-class Client:
-    """Answers each request at once, or with an error."""
-
-    stream_interval = 1
-    images: Any = OnlyText()
-    max_model_len = 100
-    adapters: Any = ()
-
-    def __init__(self, tokenizer: Any, error: Exception | None = None) -> None:
-        self.tokenizer = tokenizer
-        self.reserved = ReservedIds()
-        self.error = error
-
-    @property
-    def checks(self) -> Any:
-        return self
-
-    def knows_structured_outputs(self, params: object) -> bool:
-        return True
-
-    def resolved_pooling(self, params: object, task: str | None = None) -> PoolingParams:
-        return POOLS
-
-    def beam_search(self, ask: Ask) -> BeamSearch:
-        return BeamSearch(ask, [0], 9, self.max_model_len)
-
-    def submit(self, asks: Sequence[Ask], sink: Sink) -> None:
-        for ask in asks:
-            output: RequestOutput | None = None
-            if isinstance(ask.params, PoolingParams):
-                output = PooledOutput(ask.request_id, None, [1, 2], finished=True, data=np.zeros(1, np.float32))
-            elif self.error is None:
-                part = CompletionOutput(0, "x", [5], logprobs=[{5: Logprob(-1.0, 1, "x")}], finish_reason="length")
-                output = RequestOutput(ask.request_id, None, [1, 2], outputs=[part], finished=True)
-            sink([Update(ask.request_id, None if self.error else output, self.error)])
-
-    def abort(self, request_ids: Sequence[str], notify: bool = False) -> None:
-        pass
-
-
-def engine(client: Client) -> AsyncLLM:
-    llm = object.__new__(AsyncLLM)
-    llm._client, llm._streams = client, Streams(client)  # pyright: ignore
-    llm.config = SimpleNamespace(model=SimpleNamespace(default_sampling_params={}))  # pyright: ignore
-    return llm
 
 
 async def all_of(outputs: AsyncGenerator[Any, None]) -> None:
@@ -143,7 +87,7 @@ def test_the_ways_to_ask_are_all_that_take_prompts() -> None:
 
 @pytest.mark.parametrize("way", EACH_WAY)
 def test_a_watcher_sees_each_request_once_from_beginning_to_end(way: Callable[[AsyncLLM], Any], tokenizer: Any) -> None:
-    llm, seen = engine(Client(tokenizer)), Seen()
+    llm, seen = engine(AnsweringClient(tokenizer)), Seen()
     llm.watch(seen)
     asyncio.run(way(llm))
     assert seen.told == [[("a", [1, 2])], "a", "end"]
@@ -151,7 +95,7 @@ def test_a_watcher_sees_each_request_once_from_beginning_to_end(way: Callable[[A
 
 @pytest.mark.parametrize("way", EACH_WAY)
 def test_a_watcher_sees_why_a_request_failed(way: Callable[[AsyncLLM], Any], tokenizer: Any) -> None:
-    llm, seen = engine(Client(tokenizer, RequestFailed("worker died"))), Seen()
+    llm, seen = engine(AnsweringClient(tokenizer, RequestFailed("worker died"))), Seen()
     llm.watch(seen)
     with pytest.raises(RequestFailed):
         asyncio.run(way(llm))
@@ -160,7 +104,7 @@ def test_a_watcher_sees_why_a_request_failed(way: Callable[[AsyncLLM], Any], tok
 
 @pytest.mark.parametrize("way", EACH_WAY)
 def test_each_request_is_logged_once(way: Callable[[AsyncLLM], Any], tokenizer: Any, caplog: Any) -> None:
-    llm = engine(Client(tokenizer))
+    llm = engine(AnsweringClient(tokenizer))
     llm.watch(RequestLog(tokenizer))
     with caplog.at_level(logging.INFO, "raycore.server.request_log"):
         asyncio.run(way(llm))
@@ -172,7 +116,7 @@ def test_a_request_that_is_left_early_has_ended(tokenizer: Any) -> None:
     async def leave() -> None:
         (await llm.add_request("a", PROMPT, SHORT)).close()
 
-    llm, seen = engine(Client(tokenizer)), Seen()
+    llm, seen = engine(AnsweringClient(tokenizer)), Seen()
     llm.watch(seen)
     asyncio.run(leave())
     assert seen.told == [[("a", [1, 2])], "end"]
@@ -191,7 +135,7 @@ def test_watchers_may_need_all_tokens() -> None:
 
 
 def test_an_engine_has_one_watcher_of_a_kind(tokenizer: Any) -> None:
-    llm, first, second = engine(Client(tokenizer)), Seen(), Seen()
+    llm, first, second = engine(AnsweringClient(tokenizer)), Seen(), Seen()
     llm.watch(first)
     llm.watch(second)
     asyncio.run(all_of(llm.generate(PROMPT, SHORT, "a")))

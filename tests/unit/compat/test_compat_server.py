@@ -83,7 +83,6 @@ def test_a_parser_keeps_its_own_flags():
     [
         (["--distributed-executor-backend", "external_launcher"], "distributed_executor_backend"),
         (["--api-server-count", "0"], r"api_server_count=0 isn't in \[1, "),
-        (["--otlp-traces-endpoint", "nonsense"], "--otlp-traces-endpoint nonsense: give a URL"),
         (["--lora-modules", "a=b"], "give --enable-lora"),
         (["--headless", "--api-server-count", "2"], "--api-server-count 2: with --headless"),
         (["--headless", "--data-parallel-rank", "0"], "--headless: with "),

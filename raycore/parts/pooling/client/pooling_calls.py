@@ -254,7 +254,12 @@ class PoolingCalls:
         collector = Collector()
         num_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         outputs = collector.run(
-            self._client, asks, use_tqdm, lambda: num_tokens * collector.num_ended // count, "Pooling"
+            self._client,
+            asks,
+            use_tqdm,
+            lambda: num_tokens * collector.num_ended // count,
+            "Pooling",
+            self._client.watchers,
         )
         return [each.result() for each in outputs if isinstance(each, PooledOutput)]
 

@@ -13,22 +13,32 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from raycore.cli.main import main
 from raycore.errors import RequestFailed
-from raycore.server import ServerOptions
-from raycore.server.tracing import build_traced_app, start_tracing
+from raycore.parts.traces.client.spans import SentTraces
+from raycore.server import ServerOptions, build_app
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"
 
 
+def traced(engine: FakeEngine) -> tuple[TestClient, InMemorySpanExporter]:
+    """A client of the engine's app, and where its spans go."""
+    exporter, provider = InMemorySpanExporter(), TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    engine.traces = SentTraces(provider)
+    engine.traces.watch(engine, "path/of/m")  # as engines do when they start
+    return TestClient(build_app(engine, ServerOptions(("m",))), raise_server_exceptions=False), exporter
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine()
+
+
 @pytest.fixture
 def spans(engine):
     """Asks the app, and gives the spans by name."""
-    exporter = InMemorySpanExporter()
-    provider = TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    client = TestClient(build_traced_app(engine, ServerOptions(("m",)), provider), raise_server_exceptions=False)
+    client, exporter = traced(engine)
 
     def ask(**options):
         body = {"model": "m", "prompt": "1 + 1", "max_tokens": 3, **options.pop("body", {})}
@@ -46,10 +56,8 @@ def spans(engine):
 @pytest.fixture
 def pooled_spans():
     """Asks an app of a model that pools for embeddings, and gives the spans by name."""
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
     engine = FakeEngine(pooling=EMBEDS)
-    client = TestClient(build_traced_app(engine, ServerOptions(("m",)), provider), raise_server_exceptions=False)
+    client, exporter = traced(engine)
 
     def ask(**body):
         answer = client.post("/v1/embeddings", json=body, headers={"traceparent": f"00-{TRACE_ID}-{PARENT_ID}-01"})
@@ -164,24 +172,3 @@ def test_requests_without_generation_leave_no_spans(spans):
     spans.client.get("/v1/models")
     spans.client.get("/health")
     assert spans.exporter.get_finished_spans() == ()
-
-
-def test_the_traces_url_chooses_http_or_grpc(monkeypatch):
-    for endpoint, protocol in (("http://localhost:1/v1/traces", "http"), ("http://localhost:1", "grpc")):
-        made = []
-        monkeypatch.setattr(
-            f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter.OTLPSpanExporter.__init__",
-            lambda self, endpoint, made=made, **_: made.append(endpoint),
-        )
-        monkeypatch.setattr(
-            f"opentelemetry.exporter.otlp.proto.{protocol}.trace_exporter.OTLPSpanExporter.shutdown",
-            lambda self, *_, **__: None,
-        )
-        start_tracing(endpoint).shutdown()
-        assert made == [endpoint]
-
-
-@pytest.mark.parametrize("text", ["localhost:4317", "http://localhost:99999", "http://:4317", "http://localhost:x"])
-def test_an_invalid_traces_url_is_refused_before_the_engine_starts(text, capsys):
-    assert main(["serve", "--port", "0", "--otlp-traces-endpoint", text]) == 1
-    assert f"--otlp-traces-endpoint {text}: give a URL" in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""OpenTelemetry traces of requests. Needs `pip install 'raycore[otel]'`. The spans of a request are::
+"""Creates the spans of requests and of starts, and sends them. Needs `pip install 'raycore[otel]'`. They are::
 
-    POST /v1/completions                 part of the caller's trace, if the request's header names one
+    POST /v1/completions                 of a server; part of the caller's trace, if the request's header names one
       generate                           one for each prompt, also of a beam search, which has no phases
         queue, prefill, decode           the phases of the prompt on its rank
           worker step                    the first 128 steps that generated a token for the prompt's first sequence
@@ -8,58 +8,52 @@
     POST /v1/embeddings                  and other requests that pool
       encode                             all of its prompts
 
+    engine start                         in a trace of its own
+      rank start                         of each rank; alone, if the rank came or was replaced later
+        process start, ...               the phases of its engine
+        worker start                     of each worker
+          process start, load weights, ...
+
+In Python, `generate` and `encode` are parts of the trace that `trace_headers` name, or of the caller's current span.
 Ranks return the timings of phases and steps with their outputs. The spans of these are created when a request has
 ended.
 """
 
 from __future__ import annotations
 
-import time
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Protocol
 
-from fastapi import FastAPI
 from opentelemetry import trace
-from opentelemetry.context import Context
+from opentelemetry.context import Context, get_current
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace import Span, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from raycore.beam_search import BeamSearchParams
 from raycore.client.ask import Ask
 from raycore.client.watchers import Note, Watcher
+from raycore.messages import EngineInfo, StartPhase
 from raycore.outputs import RequestOutput
-from raycore.parts.adapters.server.adapters import AdapterSource
+from raycore.parts.traces.client.traces import TraceableEngine, Traces
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams
-from raycore.server.app import build_app
-from raycore.server.contract.engine import ServingEngine
-from raycore.server.dialects.responses.store import ResponseStore
-from raycore.server.endpoints import Rule, path_of, paths_with
-from raycore.server.options import ServerOptions
+from raycore.system import threading, time
 
-_TRACED_PATHS = frozenset(paths_with(Rule.TRACED))
+logger = logging.getLogger(__name__)
 
-
-class TraceableEngine(ServingEngine, Protocol):
-    """An engine, such as `AsyncLLM`, whose outputs can include timings (`RequestOutput.trace`)."""
-
-    def trace_requests(self) -> None:
-        """Include timings in the outputs of all requests submitted from now on."""
-        ...
-
+FLUSH_S = 5.0
+"""How long, in seconds, `stop()` tries to send the remaining spans."""
 
 Attributes = dict[str, str | int | float | tuple[str, ...]]
 
 
 def start_tracing(endpoint: str) -> TracerProvider:
-    """Create a provider that sends spans to an OTLP collector. The provider's `shutdown()` sends the remaining spans.
+    """Create a provider that sends spans to an OTLP collector.
 
     Args:
         endpoint: the collector's URL. If its path is `/v1/traces`, spans are sent over HTTP, otherwise over gRPC.
@@ -67,12 +61,12 @@ def start_tracing(endpoint: str) -> TracerProvider:
     resource = Resource.create()
     if str(resource.attributes["service.name"]).startswith("unknown_service"):  # OTEL_SERVICE_NAME is not set
         resource = resource.merge(Resource({"service.name": "raycore"}))
-    provider = TracerProvider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(exporter_class(endpoint)(endpoint)))
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # which has no limit
+    provider.add_span_processor(BatchSpanProcessor(_exporter_class(endpoint)(endpoint)))
     return provider
 
 
-def exporter_class(endpoint: str) -> Callable[[str], SpanExporter]:
+def _exporter_class(endpoint: str) -> Callable[[str], SpanExporter]:
     """Return what makes the exporter to a URL. Its packages are separate from those of the rest of this module."""
     if endpoint.rstrip("/").endswith("/v1/traces"):
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as HttpExporter
@@ -83,54 +77,78 @@ def exporter_class(endpoint: str) -> Callable[[str], SpanExporter]:
     return partial(GrpcExporter, insecure=not endpoint.startswith("https://"))
 
 
-def build_traced_app(
-    engine: TraceableEngine,
-    options: ServerOptions,
-    provider: TracerProvider,
-    adapters: AdapterSource | None = None,
-    response_store: ResponseStore | None = None,
-) -> FastAPI:
-    """Build the application. Its requests create spans, which `provider` exports. The rest is as for `build_app`."""
-    tracer = provider.get_tracer("raycore")
-    engine.trace_requests()
-    engine.watch(RequestTraces(tracer, options.served_model_names[0]))
-    app = build_app(engine, options, adapters, response_store)
-    app.add_middleware(TraceRequests, tracer=tracer)
-    return app
+class SentTraces(Traces):
+    """Spans that a provider sends."""
+
+    is_on = True
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self.tracer: Tracer = provider.get_tracer("raycore")
+        self._provider = provider
+        self._pids: set[int] = set()
+        """Of the engines of the ranks whose starts have spans."""
+        self._stopper = threading.Thread(target=provider.shutdown, name="raycore-last-spans", daemon=True)
+
+    def watch(self, engine: TraceableEngine, model_name: str) -> None:
+        engine.trace_requests()
+        engine.watch(RequestTraces(self.tracer, model_name))
+
+    def engine_started(self, begun_s: float, infos: Sequence[EngineInfo]) -> None:
+        span = self.tracer.start_span("engine start", Context(), start_time=_ns(begun_s))
+        span.set_attribute("raycore.num_ranks", len(infos))
+        for info in infos:
+            self._add_start(info, trace.set_span_in_context(span), begun_s)
+        span.end()
+
+    def rank_up(self, info: EngineInfo) -> None:
+        self._add_start(info, Context(), 0.0)
+
+    def stop(self) -> None:
+        if self._stopper.ident is None:
+            self._stopper.start()
+        self._stopper.join(FLUSH_S)
+        if self._stopper.is_alive():
+            logger.warning("the last traces are lost: the collector didn't take them within %g s", FLUSH_S)
+
+    def _add_start(self, info: EngineInfo, parent: Context, since_s: float) -> None:
+        """Create the spans of a rank's start. None of them begins before `since_s`, because Ray's processes may."""
+        if info.pid in self._pids or not info.phases:
+            return  # a rank that had no weights to serve with, and is back
+        self._pids.add(info.pid)
+        of_rank: Attributes = {"raycore.dp_rank": info.dp_rank, "raycore.node_id": info.node_id}
+        within = self._add_phases("rank start", info.phases, parent, since_s, {**of_rank, "process.pid": info.pid})
+        begun_s = max(since_s, info.phases[0].begun_s)
+        for index, phases in enumerate(info.worker_phases):
+            known = [each for each in phases if each.begun_s + each.duration_s > begun_s]  # a standby has older ones
+            if known:
+                pid = info.worker_pids[index] if index < len(info.worker_pids) else info.pid
+                of_worker: Attributes = {"raycore.worker": index, "process.pid": pid}
+                self._add_phases("worker start", known, within, begun_s, {**of_rank, **of_worker})
+
+    def _add_phases(
+        self, name: str, phases: Sequence[StartPhase], parent: Context, since_s: float, attributes: Attributes
+    ) -> Context:
+        """Create a span with one for each phase in it. Returns the context of its parts."""
+        spans = [(each.name, max(since_s, each.begun_s), each.begun_s + each.duration_s) for each in phases]
+        begun_s, ended_s = min(each[1] for each in spans), max(each[2] for each in spans)
+        whole = self.tracer.start_span(name, parent, attributes=attributes, start_time=_ns(begun_s))
+        within = trace.set_span_in_context(whole)
+        for part, part_begun_s, part_ended_s in spans:
+            span = self.tracer.start_span(part, within, attributes=attributes, start_time=_ns(part_begun_s))
+            span.end(_ns(max(part_begun_s, part_ended_s)))
+        whole.end(_ns(ended_s))
+        return within
 
 
-class TraceRequests:
-    """ASGI middleware that creates a span for each request to the model.
-
-    The span belongs to the trace that the request's `traceparent` header names, or else to a new trace.
-    """
-
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
-        self._app = app
-        self._tracer = tracer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = path_of(scope) if scope["type"] == "http" else ""
-        if path not in _TRACED_PATHS:
-            await self._app(scope, receive, send)
-            return
-        context = TraceContextTextMapPropagator().extract(dict(Headers(scope=scope)))
-        attributes = {"http.request.method": scope["method"], "http.route": path}
-        name = f"{scope['method']} {path}"
-        with self._tracer.start_as_current_span(name, context, SpanKind.SERVER, attributes) as span:
-
-            async def watching(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    span.set_attribute("http.response.status_code", message["status"])
-                    if message["status"] >= 500:
-                        span.set_status(StatusCode.ERROR)
-                await send(message)
-
-            await self._app(scope, receive, watching)
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
 
 
 class RequestTraces(Watcher):
-    """Creates spans for the requests of an engine. Each is a child of the span that is current at its start."""
+    """Creates spans for the requests of an engine.
+
+    Each is a child of the span that its `trace_headers` name, or else of the one that is current at its start.
+    """
 
     def __init__(self, tracer: Tracer, model_name: str) -> None:
         self._tracer = tracer
@@ -171,7 +189,8 @@ class RequestTraces(Watcher):
     def _span(self, name: str, operation: str, ask: Ask) -> Generator[Span]:
         """The span of a call, which isn't the current one: calls of one request overlap."""
         model_name = self._model_name if ask.lora is None else ask.lora.lora_name
-        span = self._tracer.start_span(name)
+        headers = {header.lower(): value for header, value in ask.trace_headers.items()}
+        span = self._tracer.start_span(name, TraceContextTextMapPropagator().extract(headers, get_current()))
         span.set_attributes({"gen_ai.operation.name": operation, "gen_ai.request.model": model_name})
         try:
             yield span

@@ -1,0 +1,1 @@
+"""OpenTelemetry traces of requests, and of the starts of ranks."""

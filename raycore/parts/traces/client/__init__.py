@@ -1,0 +1,1 @@
+"""Spans of requests and of ranks' starts, in the process that asks."""
