@@ -78,7 +78,7 @@ LENGTHS = Mock(
     max_model_len=ShortAnswers.max_model_len,
     max_http_logprobs=ShortAnswers.max_http_logprobs,
     pooling_spec=None,
-    **{"get_tokenizer.return_value.vocab_size": 320},
+    **{"get_tokenizer.return_value.vocab_size": 320, "traces.is_on": False},
 )
 """All that a document is made from, besides the options; there is no engine yet."""
 DOCUMENT = build_app(LENGTHS, OPTIONS).openapi()

@@ -151,7 +151,7 @@ SPECS = {
 def document(kind: str):
     """The OpenAPI document of a server whose engine hasn't been started yet."""
     sizes = {"max_model_len": MAX_MODEL_LEN, "max_http_logprobs": 20, "get_tokenizer.return_value.vocab_size": 320}
-    return build_app(Mock(pooling_spec=SPECS[kind], **sizes), OPTIONS).openapi()
+    return build_app(Mock(pooling_spec=SPECS[kind], **sizes, **{"traces.is_on": False}), OPTIONS).openapi()
 
 
 @cache

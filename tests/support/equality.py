@@ -139,6 +139,7 @@ def reload(worker, config: EngineConfig) -> None:
     from raycore.worker.setup import set_up
 
     worker._core.take(set_up(config, worker.rank))
+    worker._make_parts()
     worker.load_model()
 
 
