@@ -84,7 +84,7 @@ class Program:
         numbers = range(1, 1 + self._draws.randint(1, 6))
         adapters = tuple(LoraModule(f"adapter {number}", f"/adapters/{number}") for number in numbers)
         engine = {"model": MODEL, "enable_lora": True, "max_loras": 2, "max_cpu_loras": 8} | options
-        chosen = engine, ServerOptions(("simulated",), lora_modules=adapters), ListenOptions(), None
+        chosen = engine, ServerOptions(("simulated",), lora_modules=adapters), ListenOptions()
         substitute(serve, "check_server", lambda _: chosen)
         substitute(serve, "_say", lambda _: None)
         shutdown = AsyncLLM.shutdown
@@ -183,7 +183,7 @@ def _an_interrupted_start_is_not_undone() -> None:
 
 
 def _an_interrupted_request_goes_on() -> None:
-    substitute(EngineClient, "abort", lambda *_: None)
+    substitute(EngineClient, "abort", lambda *_, **__: None)
 
 
 def _what_an_interrupted_wait_was_for_goes_on() -> None:

@@ -28,7 +28,7 @@ def test_each_sampling_parameter_is_read_somewhere_so_none_is_dropped_in_silence
     source = "\n".join(path.read_text() for path in PACKAGE.rglob("*.py") if path not in own)
     read = {name.removesuffix("_strings") for name in re.findall(r"\bparams?\.(\w+)", source)}
     parameters = {field.name for field in msgspec.structs.fields(SamplingParams)}
-    without_effect = {"spaces_between_special_tokens", "skip_clone", "watermarking", "extra_args"}
+    without_effect = {"spaces_between_special_tokens", "skip_clone", "watermarking"}
     assert parameters - read == without_effect, "only these have no effect on raycore itself"
 
 

@@ -22,6 +22,7 @@ OWN: dict[str, list[str]] = {
     "raycore.node.own_process": ["_made"],
     "raycore.plugins": ["_process"],
     "raycore.rpc.client": ["_adding_callback"],
+    "raycore.rpc.start_phases": ["_latest"],
     "raycore.running_engine": ["_kept", "_keeping"],
 }
 """The variables of which each process has its own, by module."""

@@ -14,7 +14,14 @@ from raycore.state.spec import FROM_ZERO
 
 def begin(rows: SlotRows, starts: list[int], counts: list[int], made) -> RowsOfStep:
     rows.apply(made)
-    return rows.begin(_step_inputs(made, starts, counts))
+    slots = np.frombuffer(made.slots, np.int32).tolist()
+    sampled = [0] * len(slots) if made.tokens is None else np.frombuffer(made.tokens.num_sampled, np.int32).tolist()
+    drafts = {slot: max(number - 1, 0) for slot, number in zip(slots, sampled, strict=True)}
+    known = {
+        slot: [1] * (start + count + (number == 0))
+        for slot, start, count, number in zip(slots, starts, counts, sampled, strict=True)
+    }
+    return rows.begin(_step_inputs(made, starts, counts, known, drafts))
 
 
 def test_a_request_begins_with_zeros_and_goes_on_in_its_slots_row() -> None:

@@ -24,6 +24,13 @@ from raycore.worker.rank import RankIdentity
 
 FAMILIES = ["mixtral", "qwen3_moe", "deepseek_v3"]
 NUM_NEW_TOKENS = 20
+ALWAYS_DRAFTS = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "num_speculative_tokens_per_batch_size": [(1, 256, 3)],
+}
+"""Whether that pays or not, which depends on how long steps take."""
 Ids = np.ndarray[Any, Any]
 
 
@@ -129,7 +136,7 @@ def test_ids_of_many_experts_have_two_bytes(tmp_path: Path) -> None:
         {"num_gpu_blocks_override": 12, "block_size": 8},
         {"async_scheduling": True},
         {"async_scheduling": True, "num_gpu_blocks_override": 12, "block_size": 8},
-        {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}},
+        {"speculative_config": ALWAYS_DRAFTS},
         {"enable_prefix_caching": False},
     ],
     ids=["chunks", "preemptions", "steps in flight", "both", "drafts", "no prefix cache"],

@@ -33,7 +33,7 @@ def decoded(reports: list[bytes]) -> list[Report]:
 def server(monkeypatch) -> APIServer:
     monkeypatch.setattr(api_server, "MAX_STREAMED", 2)
     config = resolve(demo_model_path(), load_format="dummy")
-    return APIServer(config.encode(), 0, None, ServerOptions(("fake",)), None, "server")
+    return APIServer(config.encode(), 0, None, ServerOptions(("fake",)), {}, "server")
 
 
 def test_a_stream_of_reports_continues_in_a_new_call_at_the_limit_of_one_call(server, monkeypatch):
