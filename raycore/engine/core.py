@@ -31,6 +31,7 @@ from raycore.engine.utilities import Utilities
 from raycore.executor.base import Executor
 from raycore.messages import FIRST_WEIGHTS, EngineRequest, LoadView, StartPhase, StepPlan, StepResult
 from raycore.rpc.pending import Pending
+from raycore.rpc.start_phases import phase
 from raycore.scheduler.outputs import StepOutputs
 from raycore.system import time
 from raycore.worker.rank import Regrouping
@@ -88,13 +89,12 @@ class EngineCore:
         """
         self.config = config
         self.executor = executor
-        self.timings_s: dict[str, float] = {}
         self.phases: list[StartPhase] = []
         """Of the start, the first one first."""
         is_new = num_blocks is not None
         try:
             scheduler_class = load_scheduler_for(config)  # fails before weights are loaded
-            with self._timed("workers_and_weights"):
+            with phase("workers and weights", self.phases):
                 identity = start_workers(config, executor, rendezvous, is_new=is_new)
             self.cache = self._start_cache() if num_blocks is None else choose_cache(config, executor, num_blocks)
             config = self.config = config.with_max_model_len(self.cache.layout.limits.max_model_len)
@@ -392,7 +392,7 @@ class EngineCore:
     # ---- start and end
 
     def _start_cache(self) -> KVCacheConfig:
-        with self._timed("kv_cache_and_warm_up"):
+        with phase("kv cache and warm up", self.phases):
             cache = choose_cache(self.config, self.executor)
             self.executor.initialize_cache(cache)
         return cache
@@ -407,13 +407,10 @@ class EngineCore:
         """What clients are told of the prefix cache. None: nothing."""
         return next((log for part in self.parts for log in part.cache_logs()), None)
 
-    @contextmanager
-    def _timed(self, name: str) -> Generator[None, None, None]:
-        """Note how long a part of the start takes."""
-        begun_s, started_s = time.time(), time.perf_counter()
-        yield
-        self.timings_s[name] = round(time.perf_counter() - started_s, 3)
-        self.phases.append(StartPhase(name.replace("_", " "), begun_s, time.perf_counter() - started_s))
+    @property
+    def timings_s(self) -> dict[str, float]:
+        """How long each phase of the start took, in seconds."""
+        return {each.name.replace(" ", "_"): round(each.duration_s, 3) for each in self.phases}
 
     def shutdown(self) -> None:
         """Stop the workers, and write the profile that is running, if any. Idempotent."""

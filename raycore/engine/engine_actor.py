@@ -157,7 +157,7 @@ class DPEngineCoreActor:
         self._core = EngineCore(self._config, executor, rendezvous, name, num_blocks, self._identity.dp_rank)
         self._core.profile.add(self._mailbox, take="take_commands", publish="publish")
         executor.register_failure_callback(self._mailbox.fail)
-        self._core.timings_s["engine"] = round(time.perf_counter() - started_s, 3)
+        timings_s = {**self._core.timings_s, "engine": round(time.perf_counter() - started_s, 3)}
         info = EngineInfo(
             dp_rank=self._identity.dp_rank,
             pid=os.getpid(),
@@ -166,7 +166,7 @@ class DPEngineCoreActor:
             block_size=self._config.tokens_per_block,
             max_model_len=self._core.config.model.max_model_len,
             dtype=executor.dtype_name(),
-            timings_s=self._core.timings_s,
+            timings_s=timings_s,
             worker_pids=executor.worker_pids(),
             gpu_ids=executor.collective_rpc("gpu_id") if self._config.device == "cuda" else [],
             kv_cache_dtype=self._config.cache.kv_cache_dtype,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from raycore.config import EngineConfig
 from raycore.errors import EngineDeadError, InitializationError, RpcTimeout, WorkerFailed
@@ -16,7 +16,7 @@ from raycore.executor.base import Executor, FailureCallback, WorkerCall
 from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.node import listeners
 from raycore.node.niceness import run_yielding
-from raycore.rpc.pending import Callback, Pending, PendingCall, run_callbacks
+from raycore.rpc.pending import Callback, Finished, Pending, PendingCall, run_callbacks
 from raycore.rpc.worker_methods import call_method, told_by_worker, worker_error
 from raycore.rpc.worker_steps import StepReturn, WorkerSteps, takes_masks
 from raycore.system import (
@@ -26,31 +26,7 @@ from raycore.system import (
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class, preload_worker
 
-T = TypeVar("T")
-
 _Aggregate = Callable[[list[StepResult | None]], StepResult]
-
-
-class Finished(Generic[T]):
-    """A `PendingCall` that is already done, with a value or an error."""
-
-    def __init__(self, value: T | None, error: WorkerFailed | None) -> None:
-        self._value = value
-        self._error = error
-
-    def done(self) -> bool:
-        """Return True."""
-        return True
-
-    def add_done_callback(self, callback: Callback) -> None:
-        """Call `callback` at once."""
-        run_callbacks(self, deque([callback]))
-
-    def result(self, timeout: float | None = None) -> T:
-        """The value. Raises `WorkerFailed` if the call failed."""
-        if self._error is not None:
-            raise self._error
-        return self._value  # pyright: ignore[reportReturnType]
 
 
 class Launched:
@@ -152,7 +128,7 @@ class InlineExecutor(Executor):
             result = self._steps.execute(plan)
         except Exception as error:  # workers may raise anything; executors raise WorkerFailed
             return Finished(None, _failure(error))
-        return Finished(None, None) if plan.masked else self._pending(result)
+        return Finished(None) if plan.masked else self._pending(result)
 
     def sample_tokens(self, step: PendingCall[StepResult], grammar: GrammarOutput) -> PendingCall[StepResult]:
         self._ready()
@@ -167,7 +143,7 @@ class InlineExecutor(Executor):
         aggregate = self._step_aggregate
         if result is not None and not isinstance(result, StepResult):
             return Launched(result, aggregate)
-        return Finished(result if aggregate is None else aggregate([result]), None)
+        return Finished(result if aggregate is None else aggregate([result]))
 
     def start_call(self, call: WorkerCall, timeout_s: float) -> Finished[Any]:
         worker = self._ready()
@@ -206,7 +182,7 @@ class InlineExecutor(Executor):
     @staticmethod
     def _run(function: Callable[..., Any], *args: Any) -> Finished[Any]:
         try:
-            return Finished(function(*args), None)
+            return Finished(function(*args))
         except Exception as error:  # workers may raise anything; executors raise WorkerFailed
             return Finished(None, _failure(error))
 

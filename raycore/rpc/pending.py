@@ -28,19 +28,6 @@ class Pending(Protocol[T_co]):
         ...
 
 
-class Ready(Generic[T]):
-    """A `Pending` whose result is here."""
-
-    def __init__(self, value: T) -> None:
-        self._value = value
-
-    def done(self) -> bool:
-        return True
-
-    def result(self, timeout: float | None = None) -> T:
-        return self._value
-
-
 class PendingCall(Pending[T_co], Protocol[T_co]):
     """What an executor returns for a call or a step."""
 
@@ -65,3 +52,25 @@ def run_callbacks(pending: object, callbacks: deque[Callback]) -> None:
             callback(pending)
         except Exception:  # as concurrent.futures does: the caller of result() has nothing to do with it
             logger.exception("a callback of a pending call failed")
+
+
+class Finished(Generic[T]):
+    """A `PendingCall` that is already done, with a value or an error."""
+
+    def __init__(self, value: T | None, error: Exception | None = None) -> None:
+        self._value = value
+        self._error = error
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def add_done_callback(self, callback: Callback) -> None:
+        """Call `callback` at once."""
+        run_callbacks(self, deque([callback]))
+
+    def result(self, timeout: float | None = None) -> T:
+        """The value. Raises the error if the call failed."""
+        if self._error is not None:
+            raise self._error
+        return self._value  # pyright: ignore[reportReturnType]

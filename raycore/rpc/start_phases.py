@@ -18,11 +18,14 @@ _latest: deque[StartPhase] = deque(maxlen=16)
 
 
 @contextmanager
-def phase(name: str) -> Generator[None, None, None]:
-    """Note what runs in the context, or a function that this decorates, as a phase of this worker's start."""
+def phase(name: str, noted: list[StartPhase] | None = None) -> Generator[None, None, None]:
+    """Note what runs in the context, or a function that this decorates, as a phase of a start.
+
+    `noted`: the phases so far. None: those of this process's worker.
+    """
     begun_s, since_s = time.time(), time.monotonic()
     yield
-    _latest.append(StartPhase(name, begun_s, time.monotonic() - since_s))
+    (_latest if noted is None else noted).append(StartPhase(name, begun_s, time.monotonic() - since_s))
 
 
 def note_process() -> None:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import random
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-from aiohttp import ClientSession, web
+from aiohttp import ClientSession
 from number_formats import DTYPE
+from two_engines import proxied, served
 
 from raycore import AsyncLLM
 from raycore.demo import demo_model_path
 from raycore.parts.transfers.worker import WorkerTransfers
-from raycore.server import ServerOptions, build_app
 
-PROXY = Path(__file__).parents[2] / "examples" / "prefill_decode_proxy.py"
 CHANCE = random.Random(7)
 PROMPTS = [[CHANCE.randrange(10, 90) for _ in range(length)] for length in (70, 150, 260, 333)]
 ASKED = {"max_tokens": 24, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
@@ -47,32 +42,6 @@ def engine(role: str, secret_file: Path) -> AsyncLLM:
             "kv_connector_extra_config": extra,
         },
     )
-
-
-@asynccontextmanager
-async def served(llm: AsyncLLM) -> AsyncIterator[str]:
-    app = build_app(llm, ServerOptions(("demo",)))
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    await serving
-
-
-@asynccontextmanager
-async def proxied(prefill: str, decode: str) -> AsyncIterator[str]:
-    spec = importlib.util.spec_from_file_location("prefill_decode_proxy", PROXY)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    runner = web.AppRunner(module.Proxy([prefill], [decode]).app(), handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
 
 
 class Caller:

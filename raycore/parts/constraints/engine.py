@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from raycore.executor.base import Executor
 from raycore.parts.constraints.grammar.prepared import PreparedGrammars
-from raycore.rpc.pending import Pending, Ready
+from raycore.rpc.pending import Finished, Pending
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.system import time
 
@@ -33,7 +33,7 @@ def by_workers(executor: Executor) -> Ask:
 
 def here(prepared: PreparedGrammars) -> Ask:
     """Compile in the engine's process, where masks are made."""
-    return lambda new, dropped: Ready([prepared.prepare(new, dropped)])
+    return lambda new, dropped: Finished([prepared.prepare(new, dropped)])
 
 
 class GrammarsUnderWay:

@@ -61,7 +61,7 @@ def start_tracing(endpoint: str) -> TracerProvider:
     resource = Resource.create()
     if str(resource.attributes["service.name"]).startswith("unknown_service"):  # OTEL_SERVICE_NAME is not set
         resource = resource.merge(Resource({"service.name": "raycore"}))
-    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # which has no limit
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # that one has no time limit
     provider.add_span_processor(BatchSpanProcessor(_exporter_class(endpoint)(endpoint)))
     return provider
 
