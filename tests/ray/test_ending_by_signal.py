@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 import shared_memory
+from fake_ranks import free_resources, has_free
 from programs import START_S, Program, raycore
 from ray._private.state import state
 from ray.util.placement_group import placement_group_table
@@ -283,7 +284,7 @@ def test_a_killed_driver_leaves_no_process():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
 def test_a_signalled_program_gives_a_joined_cluster_all_resources_back(ray_cluster, joined, number):
-    pids_before, groups_before, free_before = living_actors(), living_groups(), ray_cluster.available_resources()["CPU"]
+    pids_before, groups_before, free_before = living_actors(), living_groups(), free_resources()
     with serve(environment=joined) as program:
         program.wait_for("serving")
         pids = living_actors() - pids_before
@@ -294,7 +295,7 @@ def test_a_signalled_program_gives_a_joined_cluster_all_resources_back(ray_clust
             lambda: not (wait_until_gone(pids, 0.0) or living_groups() - groups_before), lambda: (pids, living_groups())
         )
         program.wait_until_nothing_is_left(SLACK_S)
-    eventually(lambda: ray_cluster.available_resources().get("CPU") == free_before, ray_cluster.available_resources)
+    eventually(lambda: has_free(ray_cluster.available_resources(), free_before), ray_cluster.available_resources)
 
 
 def living_actors() -> set[int]:

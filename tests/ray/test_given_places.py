@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 from cpu_worker import CpuWorker
-from fake_ranks import live_groups
+from fake_ranks import free_resources, has_free, live_groups
 from job_cluster import eventually
 from ray.exceptions import ActorDiedError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -49,13 +49,13 @@ def make_group(ray_cluster):
         return groups[-1]
 
     groups: list[PlacementGroup] = []
+    before = free_resources()
     yield make
     own = [group.id.hex() for group in groups]
     assert all(group["placement_group_id"] in own for group in live_groups()), "raycore has left a group"
     for group in groups:
         remove_placement_group(group)
-    total = ray.cluster_resources()
-    eventually(lambda: all(ray.available_resources().get(name) == total[name] for name in ("CPU", "GPU")))
+    eventually(lambda: has_free(ray.available_resources(), before), lambda: (before, ray.available_resources()))
 
 
 @ray.remote
