@@ -103,6 +103,9 @@ class IdleSampling(GpuSampling):
         super().__init__(CPU)
         self._token_ids_R = torch.full((num_seqs,), 5)
 
+    def mask(self, logits_RV: torch.Tensor, rows_M: Any, masks_MB: Any) -> None:
+        pass
+
     def most_likely(self, logits_RV: torch.Tensor) -> torch.Tensor:
         return self._token_ids_R[: len(logits_RV)]
 

@@ -28,6 +28,7 @@ from raycore.messages import GrammarOutput, ThinkingLimit
 from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.parts.constraints.grammar.matcher import TokenMatcher, mask_bytes
 from raycore.parts.constraints.sampling import forced_token, replayed_token
+from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling_params import SamplingParams
 from raycore.step.copies import to_device, to_device_together
 from raycore.step.device_batch import DeviceBatch
@@ -36,8 +37,6 @@ _MAX_BIAS = 100.0
 _PENALTY_BYTES = 64 << 20
 """Bytes for the penalties of the sequences that are processed together, unless one sequence needs more."""
 _PENALTY_BYTES_PER_TOKEN = 48
-_MASKS_AT_A_TIME = 16
-"""They are unpacked to a byte for each token."""
 _NO_IDS = np.empty(0, np.int64)
 _SLOT = np.dtype(  # a slot without a request is all zeros, which means no rule
     [
@@ -89,8 +88,11 @@ class _Rules:
 class LogitsRules:
     """How the running requests change their logits, by slot."""
 
-    def __init__(self, vocab_size: int, num_slots: int, grammars: GrammarCompiler | None = None) -> None:
+    def __init__(
+        self, vocab_size: int, num_slots: int, kernels: SamplingKernels, grammars: GrammarCompiler | None = None
+    ) -> None:
         self._vocab_size = vocab_size
+        self._kernels = kernels
         self._grammars = grammars
         self._failures: dict[int, tuple[int, str]] = {}
         """By slot: the position from which on a request's constraint can't be followed, and why."""
@@ -250,7 +252,7 @@ class LogitsRules:
         biases: list[NDArray[np.float32]] = []
         if self._given is not None:
             is_simple = self._slots["only_constrained"][slots[rows]] & ~too_early[rows]
-            self._given.apply(logits_RV, rows[is_simple], slots, positions)
+            self._kernels.mask(logits_RV, *self._given.of_rows(rows[is_simple], slots, positions))
             rows = rows[~is_simple]
             if not len(rows):
                 return
@@ -401,30 +403,14 @@ class _GivenMasks:
         mask = self._masks.get((slot, position))
         return None if mask is None else self._unpacked(self._bits_MB[mask])
 
-    def apply(
-        self,
-        logits_RV: Tensor,
-        rows: NDArray[np.integer],
-        slots: NDArray[np.integer],
-        positions: NDArray[np.integer],
-    ) -> None:
-        """Forbid in these rows what may not come, in place. Rows without a mask stay as they are."""
+    def of_rows(
+        self, rows: NDArray[np.integer], slots: NDArray[np.integer], positions: NDArray[np.integer]
+    ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+        """Return those of some rows that have a mask, int64[M], and their masks, uint8[M, B]."""
         keys = zip(slots[rows].tolist(), positions[rows].tolist(), strict=True)
-        pairs = [
-            (row, mask)
-            for row, key in zip(rows.tolist(), keys, strict=True)
-            if (mask := self._masks.get(key)) is not None
-        ]
-        for first in range(0, len(pairs), _MASKS_AT_A_TIME):
-            some = pairs[first : first + _MASKS_AT_A_TIME]
-            is_forbidden_NV = self._unpacked(~self._bits_MB[[mask for _, mask in some]])
-            forbidden_NV = to_device(is_forbidden_NV, logits_RV.device)
-            first_row, last_row = some[0][0], some[-1][0]
-            if last_row - first_row + 1 == len(some):
-                logits_RV[first_row : last_row + 1].masked_fill_(forbidden_NV, -torch.inf)
-                continue
-            for (row, _), forbidden_V in zip(some, forbidden_NV, strict=True):
-                logits_RV[row].masked_fill_(forbidden_V, -torch.inf)
+        masks_N = np.array([self._masks.get(key, -1) for key in keys], np.int64)
+        has_mask_N = masks_N >= 0
+        return rows[has_mask_N].astype(np.int64), self._bits_MB[masks_N[has_mask_N]]
 
     def _unpacked(self, bits: NDArray[np.uint8]) -> NDArray[np.bool_]:
         unpacked: NDArray[np.uint8] = np.unpackbits(bits, axis=-1, count=self._vocab_size, bitorder="little")

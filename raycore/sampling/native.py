@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.sampling.kernels import SamplingKernels
@@ -14,10 +16,16 @@ _MAX_LIKELY = 64
 
 
 class NativeSampling(SamplingKernels):
-    """Native kernels pick tokens. `raycore.kernels` must be loaded."""
+    """Native kernels mask logits and pick tokens. `raycore.kernels` must be loaded."""
 
     def __init__(self) -> None:
         super().__init__(torch.device("cpu"), batch_invariant=True)
+
+    def mask(self, logits_RV: Tensor, rows_M: NDArray[np.int64], masks_MB: NDArray[np.uint8]) -> None:
+        if not hasattr(torch.ops.raycore, "mask_logits"):  # a checkout's library may be older than its sources
+            super().mask(logits_RV, rows_M, masks_MB)
+            return
+        torch.ops.raycore.mask_logits.default(logits_RV, torch.as_tensor(rows_M), torch.as_tensor(masks_MB))
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:
         return torch.ops.raycore.most_likely.default(logits_RV)

@@ -136,7 +136,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self.kernels = kernels
         """What computes."""
-        self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS, grammars)
+        self._rules = LogitsRules(vocab_size, _INITIAL_SLOTS, kernels, grammars)
         self._slots = np.zeros(_INITIAL_SLOTS, _SLOT)
         self._last_rows: _Rows | None = None
         """Those of the last call, because most steps have the same requests as the one before."""

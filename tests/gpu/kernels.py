@@ -59,6 +59,7 @@ def check_kernels(checks: Checks, sizes: Sizes | None = None) -> None:
         ("gate_and_mul", _check_gates),
         ("batch_invariant_linear", _check_linear),
         ("route, apply_experts", _check_experts),
+        ("mask", _check_mask),
         ("most_likely", _check_most_likely),
         ("draw", _check_draw),
         ("keyed_uniform", _check_uniform),
@@ -162,6 +163,17 @@ def _check_experts(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
             near(found_ND, expected_ND, scale),
         ]
     return both(*results)
+
+
+def _check_mask(sizes: Sizes, device: torch.device) -> tuple[bool, str]:
+    rng, logits_RV = np.random.default_rng(0), randn(0, device, torch.float32, sizes.num_rows, sizes.vocab_size)
+    is_allowed_MV = rng.random((sizes.num_rows - 1, -(-sizes.vocab_size // 32) * 32)) < 0.3
+    masks_MB = torch.as_tensor(np.packbits(is_allowed_MV, axis=1, bitorder="little")).to(device)
+    expected_RV = logits_RV.cpu().numpy().copy()
+    expected_RV[1:][~is_allowed_MV[:, : sizes.vocab_size]] = -math.inf
+    sampling.mask(logits_RV, torch.arange(1, sizes.num_rows, device=device), masks_MB)
+    num_equal = int((logits_RV.cpu().numpy() == expected_RV).all(1).sum())
+    return num_equal == sizes.num_rows, f"{num_equal} of {sizes.num_rows} rows"
 
 
 def _check_most_likely(sizes: Sizes, device: torch.device) -> tuple[bool, str]:

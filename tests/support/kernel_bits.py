@@ -38,6 +38,9 @@ def rowwise(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     logits = (numbers(2, 9, 5003) * 6).to(dtype)
     limits = torch.tensor([[0.8, 0.0, 40.0 + i, 0.9, i / 9] for i in range(9)], dtype=torch.float64)
     yield ops.most_likely(logits)
+    masked = logits.float()
+    ops.mask_logits(masked, torch.tensor([1, 8]), integers(0, 256, 2, 628).to(torch.uint8))
+    yield masked
     yield ops.draw(logits, limits)
     yield from ops.logprobs(logits, integers(0, 5003, 9), 20)
 

@@ -126,6 +126,15 @@ class EmulatedOps:
         *arguments, kind, alpha, limit = arguments
         return self.integer_linear(*arguments, len(arguments[1]), gate=(kind, alpha, limit))
 
+    def mask_logits(self, logits: torch.Tensor, rows: torch.Tensor, masks: torch.Tensor) -> None:
+        """Rows of `logits` may be apart, unless there is none with a mask."""
+        sizes, padded = (
+            [len(rows), logits.shape[1], logits.stride(0)],
+            logits.as_strided([_extent(logits)], [1]).clone(),
+        )
+        found = self._run("mask_logits", logits.dtype, sizes, [len(padded)], logits.dtype, [], padded, rows, masks)
+        logits.copy_(found.as_strided(logits.shape, logits.stride()))
+
     def most_likely(self, logits: torch.Tensor) -> torch.Tensor:
         return self._run("most_likely", logits.dtype, [*logits.shape], (len(logits),), torch.int64, [], logits)
 
@@ -195,6 +204,11 @@ def _program(compiler: tuple[str, ...]) -> Path:
     sources = [_SOURCES / "neon.cpp", Path(__file__).parent / "run_kernel.cpp"]
     subprocess.run([*compiler, *raycore_build.FLAGS, "-static", f"-I{_SOURCES}", *sources, "-o", program], check=True)
     return program
+
+
+def _extent(tensor: torch.Tensor) -> int:
+    """How many numbers of its memory a tensor reaches over."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -71,6 +71,11 @@ int main(int argc, char** argv) {
     std::vector<char> scratch(integer_scratch_bytes(n[0], n[1], n[5]));
     args.scratch = scratch.data();
     kernels.integer_linear[dtype](args, threads);
+  } else if (operation == "mask_logits") {
+    out = operands[1];
+    kernels.mask_logits({reinterpret_cast<float*>(out.data()), reinterpret_cast<const int64_t*>(operand(2)),
+                         reinterpret_cast<const uint8_t*>(operand(3)), n[0], n[1], n[2]},
+                        threads);
   } else if (operation == "most_likely") {
     out.resize(n[0] * sizeof(int64_t));
     kernels.most_likely[dtype]({operand(1), reinterpret_cast<int64_t*>(out.data()), n[0], n[1], n[1]}, threads);

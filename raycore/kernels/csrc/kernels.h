@@ -297,6 +297,19 @@ static inline int64_t recurrence_scratch_numbers(const RecurrenceArgs& args) {
   return args.num_tokens * (args.channels_stride() + args.num_factors());
 }
 
+// Masks of some rows of logits.
+struct MaskArgs {
+  float* logits;         // [R, V], rows `stride` apart; changed in place
+  const int64_t* rows;   // [M]: the row that each mask is for
+  const uint8_t* masks;  // [M, mask_bytes(V)]: a bit for each token that may come, the lowest of a byte first
+  int64_t num_masks, dim, stride;
+};
+
+// A mask has whole words of 32 bits. Those beyond the vocabulary have no meaning.
+static inline int64_t mask_bytes(int64_t dim) {
+  return (dim + 31) / 32 * 4;
+}
+
 struct PickArgs {
   const void* logits;  // [R, V], rows `stride` apart
   int64_t* out;        // [R]
@@ -360,6 +373,7 @@ struct Kernels {
   void (*latent_attention[kNumDTypes])(const LatentArgs&, const Threads&);
   void (*merge_parts[kNumDTypes])(const MergeArgs&, const Threads&);
   void (*few_rows_linear[kNumDTypes])(const LinearArgs&, const Threads&);
+  void (*mask_logits)(const MaskArgs&, const Threads&);
   void (*most_likely[kNumDTypes])(const PickArgs&, const Threads&);
   void (*draw[kNumDTypes])(const DrawArgs&, const Threads&);
   void (*logprobs[kNumDTypes])(const LogprobsArgs&, const Threads&);

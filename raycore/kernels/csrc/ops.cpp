@@ -251,6 +251,21 @@ void read_floats(const Tensor& x) {
   kernels.read_floats(x.data<float>(), x.size(0), threads());
 }
 
+void mask_logits(const Tensor& logits, const Tensor& rows, const Tensor& masks) {
+  expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1 && logits.dtype() == kFloat32,
+         "logits [R, V] in float32 with contiguous rows");
+  const int64_t num_masks = rows.size(0), num_rows = logits.size(0), dim = logits.size(1);
+  expect(rows.dim() == 1 && rows.is_contiguous() && rows.torch_dtype() == torch_functions.aoti_torch_dtype_int64(),
+         "contiguous rows [M] in int64");
+  expect(masks.dim() == 2 && masks.size(0) == num_masks && masks.size(1) == mask_bytes(dim) && masks.is_contiguous() &&
+             masks.torch_dtype() == torch_functions.aoti_torch_dtype_uint8(),
+         "contiguous masks [M, B] in uint8, with a bit for each token in whole words of 32 bits");
+  for (int64_t i = 0; i < num_masks; i++)
+    expect(uint64_t(rows.data<int64_t>()[i]) < uint64_t(num_rows), "rows of the logits");
+  kernels.mask_logits(
+      {logits.data<float>(), rows.data<int64_t>(), masks.data<uint8_t>(), num_masks, dim, logits.stride(0)}, threads());
+}
+
 Tensor most_likely(const Tensor& logits) {
   expect(logits.dim() == 2 && logits.size(1) && logits.stride(1) == 1, "logits [R, V] with contiguous rows");
   Tensor out = empty(logits.size(0), torch_functions.aoti_torch_dtype_int64());
@@ -1118,6 +1133,7 @@ const Op kOps[] = {
     {"gate_and_mul", "gate_and_mul(Tensor gate_up" RAYCORE_GATE ") -> Tensor", Boxed<gate_and_mul>::call},
     {"read_floats", "read_floats(Tensor x) -> ()", Boxed<read_floats>::call},
     {"few_rows_linear", "few_rows_linear(Tensor x, Tensor weight) -> Tensor", Boxed<few_rows_linear>::call},
+    {"mask_logits", "mask_logits(Tensor(a!) logits, Tensor rows, Tensor masks) -> ()", Boxed<mask_logits>::call},
     {"most_likely", "most_likely(Tensor logits) -> Tensor", Boxed<most_likely>::call},
     {"pack_linear", "pack_linear(Tensor weight) -> Tensor", Boxed<pack_linear>::call},
     {"pack_rows", "pack_rows(Tensor(a!) packed, Tensor weight, Tensor rows) -> ()", Boxed<pack_rows>::call},

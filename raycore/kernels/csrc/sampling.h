@@ -1,4 +1,4 @@
-// Draws a token from each row of logits (temperature, min-p, top-k, top-p, and the draw), and computes log
+// Masks logits, draws a token from each row of them (temperature, min-p, top-k, top-p, and the draw), and computes log
 // probabilities. A row is computed by one thread.
 //
 // As in picking.py, for the draw a token's weight is e^((logit - largest logit) / temperature), every filter is a least
@@ -157,6 +157,26 @@ class Draw {
   float *weights_, *candidates_;    // [num_blocks, kDrawBlock], the last block padded with zeros
   float* largest_;                  // [num_blocks]
 };
+
+// Sets the logits of tokens that may not come to minus infinity. All others keep their bits.
+void mask_logits(const MaskArgs& args, const Threads& threads) {
+  Words lane_bits = {};
+  for (int lane = 0; lane < kWidth; lane++) lane_bits[lane] = 1u << lane;
+  for_rows(args.num_masks, rows_per_thread(args.dim), threads, [&](int64_t index) {
+    float* logits = args.logits + args.rows[index] * args.stride;
+    const uint8_t* mask = args.masks + index * mask_bytes(args.dim);
+    for (int64_t token = 0; token < args.dim; token += 32) {
+      uint32_t allowed;
+      std::memcpy(&allowed, mask + token / 8, sizeof(allowed));
+      if (allowed == 0xffffffffu) continue;  // few tokens are forbidden in free text
+      const int64_t end = token + 32 < args.dim ? token + 32 : args.dim;
+      for (int64_t i = token; i < end; i += kWidth, allowed >>= kWidth) {
+        const Floats x = load_up_to(logits + i, end - i);
+        store_up_to(logits + i, ((Words{} + allowed) & lane_bits) != 0 ? x : splat(-kInfinity), end - i);
+      }
+    }
+  });
+}
 
 template <typename T>
 void draw(const DrawArgs& args, const Threads& threads) {

@@ -14,6 +14,7 @@
           {latent_attention<float>, latent_attention<BFloat16>, latent_attention<Float16>},       \
           {merge_parts<float>, merge_parts<BFloat16>, merge_parts<Float16>},                      \
           {few_rows_linear<float>, few_rows_linear<BFloat16>, few_rows_linear<Float16>},          \
+          mask_logits,                                                                            \
           {most_likely<float>, most_likely<BFloat16>, most_likely<Float16>},                      \
           {draw<float>, draw<BFloat16>, draw<Float16>},                                           \
           {logprobs<float>, logprobs<BFloat16>, logprobs<Float16>},                               \

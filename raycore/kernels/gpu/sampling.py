@@ -51,6 +51,24 @@ _ROWS = 256
 """Number of rows whose random numbers one program computes."""
 
 
+def mask(logits_RV: Tensor, rows_M: Tensor, masks_MB: Tensor) -> None:
+    """Set the logits of tokens that may not come to minus infinity, in place. All other bits stay as they are.
+
+    Args:
+        logits_RV: float32, with contiguous rows.
+        rows_M: int64: the row that each mask is for. No two are for the same row.
+        masks_MB: uint8, contiguous: a bit for each token, 1 if it may come; the lowest of a byte first.
+    """
+    assert logits_RV.dtype == torch.float32, "logits are in float32"
+    assert logits_RV.stride(1) == 1 or logits_RV.shape[1] == 1, "rows must be contiguous"
+    num_masks, vocab_size = len(rows_M), logits_RV.shape[1]
+    if num_masks:
+        grid = num_masks, triton.cdiv(vocab_size, _PIECE)
+        _mask[grid](
+            logits_RV, logits_RV.stride(0), rows_M, masks_MB, masks_MB.shape[1], vocab_size, _PIECE, num_warps=8
+        )
+
+
 def most_likely(logits_RV: Tensor) -> Tensor:
     """Return int64[R]: each row's most likely token. If several are equally likely, the first of them.
 
@@ -130,6 +148,17 @@ def _logits(logits_ptr, stride, row, token_C, V: tl.constexpr):
     """Return float32[C]: a row's logits for some tokens. Minus infinity for NaN and behind the vocabulary."""
     logit_C = tl.load(logits_ptr + row * stride + token_C, mask=token_C < V, other=float("-inf")).to(tl.float32)
     return tl.where(logit_C == logit_C, logit_C, float("-inf"))
+
+
+@triton.jit
+def _mask(logits_ptr, stride, rows_ptr, masks_ptr, B: tl.constexpr, V: tl.constexpr, PIECE: tl.constexpr):
+    index, piece = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows_ptr + index)
+    token_C = piece * PIECE + tl.arange(0, PIECE)
+    bits_C = tl.load(masks_ptr + index * B + (token_C >> 3), mask=token_C < V, other=255).to(tl.int32)
+    is_forbidden_C = ((bits_C >> (token_C & 7)) & 1) == 0
+    forbidden_C = tl.full((PIECE,), float("-inf"), tl.float32)
+    tl.store(logits_ptr + row * stride + token_C, forbidden_C, mask=is_forbidden_C & (token_C < V))
 
 
 @triton.jit

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import hypothesis
+import numpy as np
 import pytest
 import torch
 from delta_contract import DELTA
@@ -161,6 +162,41 @@ def test_most_likely_takes_the_first_of_the_largest_logits(
     expected = [row.index(max(row)) for row in x.tolist()]
     assert ops.most_likely(x).tolist() == expected
     assert ops.most_likely(torch.cat([x, x + 9], 1)[:, :dim]).tolist() == expected
+
+
+@SETTINGS
+@hypothesis.given(
+    SEEDS,
+    strategies.integers(1, 300) | strategies.sampled_from([4096, 5003]),
+    strategies.sampled_from([0.0, 0.02, 0.5, 0.98, 1.0]),
+    strategies.booleans(),
+)
+def test_masks_forbid_tokens_and_keep_the_bits_of_all_others(
+    seed: int, vocab_size: int, share: float, is_slice: bool
+) -> None:
+    logits = any_bits(seed, 7, 2 * vocab_size)
+    logits = logits[:, :vocab_size] if is_slice else logits[:, :vocab_size].contiguous()
+    rows = torch.randperm(7, generator=torch.Generator().manual_seed(seed))[: seed % 8]
+    allowed = torch.rand(len(rows), vocab_size, generator=torch.Generator().manual_seed(seed + 1)) < share
+    expected = logits.clone()
+    expected[rows] = expected[rows].masked_fill(~allowed, -math.inf)
+    ops.mask_logits(logits, rows, masks_of(allowed, beyond=bool(seed % 2)))
+    assert torch.equal(logits.view(torch.int32), expected.view(torch.int32))
+
+
+def any_bits(seed: int, *shape: int) -> torch.Tensor:
+    """float32 numbers, among them infinities, NaN of all kinds and denormal ones."""
+    return (
+        torch.randint(-(1 << 31), 1 << 31, shape, generator=torch.Generator().manual_seed(seed))
+        .int()
+        .view(torch.float32)
+    )
+
+
+def masks_of(allowed: torch.Tensor, *, beyond: bool) -> torch.Tensor:
+    """Masks of these tokens. `beyond`: the bits after the last token."""
+    padded = torch.nn.functional.pad(allowed, (0, -allowed.shape[1] % 32), value=beyond)
+    return torch.as_tensor(np.packbits(padded.numpy(), axis=1, bitorder="little"))
 
 
 def test_rms_norm_and_silu_keep_nan() -> None:
@@ -460,6 +496,11 @@ def attend_to_share(q: torch.Tensor, num_heads: int = 3, owner: int = 0) -> torc
     return torch.ops.raycore.attend_to_owned_keys(q, torch.zeros(1, 2, 3, 4), tables, sequences, *sizes, 2, owner)
 
 
+def mask(logits: torch.Tensor, rows: Sequence[float] = (0,)) -> None:
+    """Applies one mask of 32 bits."""
+    torch.ops.raycore.mask_logits(logits, torch.tensor(rows), torch.zeros(1, 4, dtype=torch.uint8))
+
+
 def test_kernels_refuse_arguments_that_do_not_fit() -> None:
     x, none = torch.zeros(2, 6), torch.zeros(0)
     packed, odd = torch.ops.raycore.pack_linear(torch.zeros(9, 6)), torch.zeros(16, 5).bfloat16()
@@ -475,6 +516,14 @@ def test_kernels_refuse_arguments_that_do_not_fit() -> None:
         (lambda: torch.ops.raycore.gate_and_mul(x[:, :0], *SILU), "a contiguous gate_up [T, 2F]"),
         (lambda: torch.ops.raycore.gate_and_mul(x, 6, 0.0, 0.0), "a gate that they know"),
         (lambda: torch.ops.raycore.most_likely(x.t()), "logits [R, V] with contiguous rows"),
+        (lambda: mask(x.double()), "float32, bfloat16 or float16"),
+        (lambda: mask(x.bfloat16()), "logits [R, V] in float32 with contiguous rows"),
+        (lambda: mask(x.t()), "logits [R, V] in float32 with contiguous rows"),
+        (lambda: mask(x, rows=[2]), "rows of the logits"),
+        (lambda: mask(x, rows=[-1]), "rows of the logits"),
+        (lambda: mask(x, rows=[0.0]), "contiguous rows [M] in int64"),
+        (lambda: mask(x, rows=[0, 1]), "contiguous masks [M, B] in uint8"),
+        (lambda: mask(torch.zeros(2, 33)), "contiguous masks [M, B] in uint8"),
         (lambda: torch.ops.raycore.draw(x, torch.zeros(2, 5)), "contiguous limits [R, L] in float64"),
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, 6]), 1), "token ids of the vocabulary"),
         (lambda: torch.ops.raycore.logprobs(x, torch.tensor([0, -1]), 1), "token ids of the vocabulary"),

@@ -47,7 +47,7 @@ def test_the_benchmarks_kernel_checks_pass(tmp_path: Path, capsys: pytest.Captur
     checks = Checks(print, DEVICE, tmp_path)
     check_kernels(checks, SMALL)
     assert checks.num_failed == 0, capsys.readouterr().out
-    assert len(capsys.readouterr().out.splitlines()) == 12
+    assert len(capsys.readouterr().out.splitlines()) == 13
 
 
 def test_the_benchmarks_kernel_checks_find_a_wrong_kernel(

@@ -16,7 +16,11 @@ from native_kernels import needs_kernels, randn
 
 from raycore.kernels import library
 from raycore.kernels.gpu import sampling
+from raycore.parts.constraints.grammar.matcher import mask_bytes
 from raycore.sampling import keyed_random, picking
+from raycore.sampling.gpu import GpuSampling
+from raycore.sampling.kernels import SamplingKernels
+from raycore.sampling.native import NativeSampling
 
 DTYPES = strategies.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 SEEDS = strategies.integers(0, 1 << 32)
@@ -62,11 +66,36 @@ def torch_most_likely(logits_RV: torch.Tensor) -> list[int]:
     return picking.most_likely(logits_RV.to(DEVICE)).tolist()
 
 
+def kernels_on_device() -> list[SamplingKernels]:
+    """Triton's, those for CPUs, and plain torch."""
+    native = [NativeSampling()] if HAS_NATIVE else []
+    return [GpuSampling(DEVICE), *native, SamplingKernels(DEVICE)]
+
+
 HAS_NATIVE = library.load() is not None
 DRAWS = pytest.mark.parametrize("draw", [triton_draw, pytest.param(native_draw, marks=needs_kernels), torch_draw])
 MOST_LIKELY = pytest.mark.parametrize(
     "most_likely", [triton_most_likely, pytest.param(native_most_likely, marks=needs_kernels), torch_most_likely]
 )
+
+
+@SETTINGS
+@hypothesis.given(
+    seed=SEEDS,
+    rows=strategies.sets(strategies.integers(0, 19)).map(sorted),
+    vocab_size=strategies.integers(1, 300) | strategies.sampled_from([4096, 4097]),
+)
+def test_masks_forbid_tokens_and_keep_the_bits_of_all_others(seed: int, rows: list[int], vocab_size: int) -> None:
+    rng = np.random.default_rng(seed)
+    logits_RV = torch.as_tensor(rng.integers(0, 1 << 32, (20, vocab_size), np.uint32).view(np.float32))
+    masks_MB = rng.integers(0, 256, (len(rows), mask_bytes(vocab_size)), np.uint8)
+    expected_RV = logits_RV.clone()
+    is_allowed = np.unpackbits(masks_MB, axis=1, count=vocab_size, bitorder="little").astype(bool)
+    expected_RV[rows] = expected_RV[rows].masked_fill(torch.as_tensor(~is_allowed), -math.inf)
+    for kernels in kernels_on_device():
+        found_RV = logits_RV.to(kernels.device, copy=True)
+        kernels.mask(found_RV, np.array(rows, np.int64), masks_MB)
+        assert torch.equal(found_RV.cpu().view(torch.int32), expected_RV.view(torch.int32)), type(kernels)
 
 
 @MOST_LIKELY
