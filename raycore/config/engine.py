@@ -238,8 +238,9 @@ class EngineConfig(msgspec.Struct, frozen=True):
             self.tokens_per_block,
             self.scheduler.max_model_len,
             self.scheduler.max_num_batched_tokens,
-            # blocks that connectors know are of all layers
-            frees_windows=not self.scheduler.disable_hybrid_kv_cache_manager and self.kv_transfer_config is None,
+            frees_windows=not self.scheduler.disable_hybrid_kv_cache_manager
+            # other connectors take all layers' blocks for one
+            and (self.kv_transfer_config is None or self.kv_transfer_config.knows_groups),
             first_keeps_all=self.drafter is not None or self.routed_experts.enable_return_routed_experts,
         )
 

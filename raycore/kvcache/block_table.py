@@ -15,6 +15,9 @@ from raycore.cache_layout import first_seen_block
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.prefix_cache import NOTHING_CACHED, CachedPrefix
 
+NO_BLOCK = -1
+"""Instead of a block's id: the slot has given the block back, or never had one there."""
+
 
 class BlockTable:
     """Rows of block ids for each slot, allocated from `pool`.
@@ -78,12 +81,29 @@ class BlockTable:
         """How many more blocks, of all groups, the slot needs to hold `num_tokens`."""
         return self.num_groups * max(0, -((int(self.capacity[slot]) - num_tokens) // self.block_size))
 
-    def begin(self, slot: int, cached: CachedPrefix = NOTHING_CACHED) -> None:
-        """Start the slot's rows, which must be empty, with what the prefix cache found."""
+    def ids_by_group(self, slot: int) -> list[list[int]]:
+        """By group: the slot's block ids, from its first token on. `NO_BLOCK` where it holds none."""
+        firsts = self._first[:, slot].tolist()
+        return [[NO_BLOCK] * first + self.row(slot, group)[first:].tolist() for group, first in enumerate(firsts)]
+
+    def held(self, slot: int) -> NDArray[np.int32]:
+        """The ids of all blocks that the slot holds, in the order of its tokens."""
+        rows = self.rows(slot)
+        if not self.frees_blocks:
+            return rows
+        is_held = np.ones(len(rows), np.bool_)
+        for group, first in enumerate(self._first[:, slot].tolist()):
+            is_held[group : first * self.num_groups : self.num_groups] = False
+        return rows[is_held]
+
+    def begin(self, slot: int, cached: CachedPrefix = NOTHING_CACHED, num_loaded: int = 0) -> None:
+        """Start the slot's rows, which must be empty, with what the prefix cache found.
+
+        `num_loaded`: how many tokens after these are loaded. Each group gets those of their blocks that later tokens
+        see, and `cached` has no others of a group with a window.
+        """
         assert self.capacity[slot] == 0, slot
         self._first[:, slot] = 0
-        if not cached.num_blocks:
-            return
         for group, blocks in enumerate(cached.blocks):
             row = self._ids[slot, group : cached.num_blocks * self.num_groups : self.num_groups]
             first = self._first[group, slot] = cached.num_blocks - len(blocks)
@@ -91,6 +111,25 @@ class BlockTable:
             row[first:] = blocks
             self.pool.share(blocks)
         self.capacity[slot] = cached.num_blocks * self.block_size
+        if num_loaded:
+            self._begin_loaded(slot, cached.num_blocks, cached.num_blocks * self.block_size + num_loaded)
+
+    def _begin_loaded(self, slot: int, num_cached: int, num_tokens: int) -> None:
+        """Add the blocks for tokens that are loaded, up to the first `num_tokens` ones."""
+        num_blocks = -(-num_tokens // self.block_size)
+        self.capacity[slot] = num_blocks * self.block_size
+        for group in range(self.num_groups):
+            first = max(num_cached, self.first_seen(group, num_tokens))
+            row = self.row(slot, group)
+            row[num_cached:first] = 0
+            row[first:] = self.pool.take(num_blocks - first)
+            if first > num_cached:
+                self._first[group, slot] = first  # no cached block is seen
+
+    def first_seen(self, group: int, num_tokens: int) -> int:
+        """Return the first block with a token that the token after `num_tokens` ones, or a later one, sees."""
+        window = self.windows[group]
+        return 0 if window is None else first_seen_block(window, num_tokens, self.block_size)
 
     def grow(self, slot: int, num_tokens: int) -> list[int]:
         """Add blocks to the slot's rows until they can hold `num_tokens`.
@@ -133,13 +172,7 @@ class BlockTable:
 
     def end(self, slot: int) -> None:
         """Release the slot's blocks, and empty its rows."""
-        rows = self.rows(slot)
-        if self.frees_blocks:
-            is_held = np.ones(len(rows), np.bool_)
-            for group, first in enumerate(self._first[:, slot].tolist()):
-                is_held[group : first * self.num_groups : self.num_groups] = False
-            rows = rows[is_held]
-        self.pool.release(rows)
+        self.pool.release(self.held(slot))
         self.capacity[slot] = 0
 
     def check_integrity(self, others: Iterable[int] = ()) -> None:
@@ -153,10 +186,9 @@ class BlockTable:
 
     def check_seen(self, num_computed: NDArray[np.int64]) -> None:
         """Assert that each slot holds all blocks that tokens see after its first `num_computed[slot]` ones."""
-        for group, window in enumerate(self.windows):
+        for group in range(self.num_groups):
             for slot in np.flatnonzero(self.capacity).tolist():
-                seen = 0 if window is None else first_seen_block(window, int(num_computed[slot]), self.block_size)
-                assert self.first_held(slot, group) <= seen, (slot, group)
+                assert self.first_held(slot, group) <= self.first_seen(group, int(num_computed[slot])), (slot, group)
 
     def _num_blocks(self, slot: int) -> int:
         """Number of the slot's blocks in each group, with those that it has given back."""

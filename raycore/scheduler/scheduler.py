@@ -456,7 +456,7 @@ class Scheduler:
         """Give a request a slot, and plan its first chunk."""
         request, num_computed = start.request, start.num_computed
         self._slots.enter(request, num_computed, needs_output=self._hooks.need_output(request))
-        self._blocks.begin(request.slot, start.cached)
+        self._blocks.begin(request.slot, start.cached, start.num_loaded)
         self._prefills.append(request)
         request.num_published_blocks = start.num_published
         # a new request's first blocks are in its message to the workers; the step's lists have only later blocks

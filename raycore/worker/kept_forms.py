@@ -11,10 +11,11 @@ from hashlib import blake2b
 import msgspec
 import torch
 
+from raycore.cache_layout import CacheLayout
 from raycore.worker.setup import WorkerSetup
 
 
-def layout_of(setup: WorkerSetup) -> str:
+def layout_of(setup: WorkerSetup, cache: CacheLayout) -> str:
     """Return a text that is the same for workers whose blocks have the same bytes for the same tokens."""
     config, rank = setup.config, setup.rank
     spec, max_length = config.model.spec, config.scheduler.max_model_len
@@ -28,6 +29,7 @@ def layout_of(setup: WorkerSetup) -> str:
         list(setup.stage.layers),
         [scaling is not None and scaling.is_long(max_length) for scaling in scalings],
         max_length if spec.implementation == "transformers" else None,  # its rotations may depend on it, too
+        *(() if cache.keeps_all_in_one_group else (cache.groups,)),
     )
     return _digest(parts)
 

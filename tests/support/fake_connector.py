@@ -12,8 +12,11 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from raycore.cache_layout import first_seen_block
+from raycore.kvcache.block_table import NO_BLOCK
 from raycore.messages import StepPlan, TransferResult
 from raycore.parts.transfers.connectors.connector import SchedulerConnector
+from raycore.parts.transfers.connectors.groups import GroupBlocks, block_name
 
 GARBAGE = -7
 
@@ -57,7 +60,7 @@ class Load:
 
 @dataclass
 class FakeConnector(SchedulerConnector):
-    """See above. `store`: (tokens, positions) by digest."""
+    """See above. `store`: (tokens, positions) by digest. It knows one group of layers."""
 
     block_size: int
     chances: Chances = field(default_factory=Chances)
@@ -68,6 +71,8 @@ class FakeConnector(SchedulerConnector):
         self.random = random.Random(self.seed)
         self.orders = Orders()
         self.stored: list[tuple[bytes, int]] = []
+        self.group_of: dict[bytes, int] = {}
+        """By digest, if it isn't the first one."""
         self.offered: dict[int, tuple[int, int, bool]] = {}
         self.num_loaded = self.num_failed = self.num_kept = self.num_steps_with_loads = 0
         self.num_abandoned = self.num_given_up = 0
@@ -211,8 +216,70 @@ class FakeConnector(SchedulerConnector):
     def _spoil(runner, block: int) -> None:
         runner.kv_tokens[block] = GARBAGE
         runner.kv_positions[block] = GARBAGE
-        runner.kv_groups[block] = 0
 
     def _write(self, runner, digest: bytes, block: int) -> None:
         runner.kv_tokens[block], runner.kv_positions[block] = self.store[digest]
-        runner.kv_groups[block] = 0
+        runner.kv_groups[block] = self.group_of.get(digest, 0)
+
+
+@dataclass
+class FakeGroupsConnector(FakeConnector):
+    """The same for models whose layers are divided into groups. `windows`: those of the groups."""
+
+    windows: tuple[int | None, ...] = (None,)
+
+    def get_num_new_matched_tokens(self, request, num_computed_tokens):
+        if self.happens(self.chances.is_undecided):
+            return None, False
+        size, first = self.block_size, num_computed_tokens // self.block_size
+
+        def has(group: int, place: int) -> bool:
+            return block_name(request.digests[place], group) in self.store
+
+        most = min((len(request.tokens) - 1) // size, len(request.digests))
+        end = GroupBlocks(self.windows, size).longest(first, most, has)
+        is_async, found = self.happens(self.chances.is_async), (end - first) * size
+        if found and is_async and self.chances.partial:
+            fewer = found - self.random.randrange(size)
+            if all(has(*each) for each in self._needed(first, num_computed_tokens + fewer)):
+                found = fewer
+        self.offered[request.seq_id] = (first, found, is_async)
+        return found, is_async
+
+    def _needed(self, first: int, num_tokens: int) -> list[tuple[int, int]]:
+        """(group, place) of the blocks for the first `num_tokens` tokens, of which `first` blocks are there."""
+        seen = [0 if each is None else first_seen_block(each, num_tokens, self.block_size) for each in self.windows]
+        end = -(-num_tokens // self.block_size)
+        return [(group, place) for group, least in enumerate(seen) for place in range(max(first, least), end)]
+
+    def update_state_after_alloc_all_groups(self, request, block_ids, num_external_tokens):
+        first, found, is_async = self.offered[request.seq_id]
+        assert 0 < num_external_tokens <= found
+        assert num_external_tokens == found or self.windows == (None,)
+        self.num_loaded += num_external_tokens
+        needed = self._needed(first, first * self.block_size + num_external_tokens)
+        names = [block_name(request.digests[place], group) for group, place in needed]
+        blocks = [block_ids[group][place] for group, place in needed]
+        assert NO_BLOCK not in blocks
+        if is_async:
+            self.orders.loads.append((request.seq_id, names, blocks))
+        else:
+            self.orders.step_loads.append((names, blocks))
+            self.num_steps_with_loads += 1
+
+    def request_finished_all_groups(self, request, block_ids):
+        return self.request_finished(request, self._held(block_ids))
+
+    def request_preempted_all_groups(self, request, block_ids):
+        return self.request_preempted(request, self._held(block_ids))
+
+    def _held(self, block_ids) -> list[int]:
+        assert len(block_ids) == len(self.windows)
+        assert len({len(ids) for ids in block_ids}) == 1
+        return [block for ids in block_ids for block in ids if block != NO_BLOCK]
+
+    def blocks_stored_of_group(self, request, digests, block_ids, first, group):
+        assert list(digests) == request.digests[first : first + len(digests)]
+        names = [block_name(digest, group) for digest in digests]
+        self.group_of |= dict.fromkeys(names, group)
+        self.stored += zip(names, block_ids, strict=True)

@@ -432,7 +432,7 @@ class FakeModelRunner:
         # wrong drafts leave blocks over
         most = num_needed + self.depth * self.max_drafts
         assert num_needed <= num_held <= most, "blocks exactly for what is computed"
-        is_garbage = self._reads_garbage(slot)
+        is_garbage = self._reads_garbage(slot, start)
         for position in range(start, start + count):
             for group, blocks in enumerate(self.blocks[slot]):
                 where = blocks[position // self.block_size], position % self.block_size
@@ -448,10 +448,16 @@ class FakeModelRunner:
                 return VOCAB + zlib.crc32(f"{feature.identifier} {position - feature.position}".encode())
         return self.known[slot][position]
 
-    def _reads_garbage(self, slot: int) -> bool:
-        """Whether the keys and values of computed tokens weren't loaded, or were computed from such ones."""
-        computed, blocks = self.computed[slot], self.blocks[slot][0]
-        return GARBAGE in self.kv_tokens[blocks].ravel()[:computed]
+    def _reads_garbage(self, slot: int, start: int) -> bool:
+        """Whether the keys and values of computed tokens weren't loaded, or were computed from such ones.
+
+        Those that tokens see from `start` on.
+        """
+        firsts = [0 if window is None else max(0, start - window + 1) for window in self.windows]
+        return any(
+            GARBAGE in self.kv_tokens[blocks].ravel()[first : self.computed[slot]]
+            for first, blocks in zip(firsts, self.blocks[slot], strict=True)
+        )
 
     def _by_group(self, block_ids: bytes) -> list[list[int]]:
         ids = _ints(block_ids)
@@ -460,7 +466,7 @@ class FakeModelRunner:
     def _read_and_sample(self, slot: int, start: int) -> list[int]:
         """The new tokens: more than one if drafts were right. `start`: the first token of this step."""
         computed, known = self.computed[slot], self.known[slot]
-        if self._reads_garbage(slot):
+        if self._reads_garbage(slot, start):
             return self._sample_garbage(slot)
         for group, (blocks, window) in enumerate(zip(self.blocks[slot], self.windows, strict=True)):
             seen = slice(0 if window is None else max(0, start - window + 1), computed)

@@ -21,6 +21,7 @@ import torch
 from drafts_by_slot import by_slot
 from fake_connector import FakeConnector
 
+from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits, KVCacheConfig
 from raycore.client.client import make_tokenizer
 from raycore.client.request_checks import RequestChecks
 from raycore.client.routing import Router
@@ -113,7 +114,7 @@ def setup_of(settings: Settings) -> ConnectorSetup:
         tokens_per_block=4,
         engine_name="engine",
     )
-    cache: Any = None
+    cache = KVCacheConfig(9, CacheLayout((CacheGroup("full", ()),), CacheLimits(4, 64, 64)))
     return ConnectorSetup(config, cache, 0, 1)
 
 
@@ -123,7 +124,7 @@ def offers(settings: Settings) -> tuple[int | None, bool]:
     side = OffloadScheduler(setup_of(settings), read_offload_settings(extra))
     side._slot_of[b"block"] = 0
     side._cost.compute_s = lambda num_blocks: 0.0
-    request: Any = SimpleNamespace(digests=[b"block"], seq_id=1)
+    request: Any = SimpleNamespace(digests=[b"block"], tokens=range(5), seq_id=1)
     return side.get_num_new_matched_tokens(request, 0)
 
 
@@ -304,7 +305,7 @@ def reads(settings: Settings) -> Any:
         setup_of(_with_extra(settings)), read_settings(_peers_config(settings), DisaggregationSettings)
     )
     side.set_xfer_handshake_metadata({0: msgspec.msgpack.encode(WorkerInfo("own", 1000))})
-    side._cost.is_worth_fetching = lambda num_blocks, is_local: False
+    side._cost.is_worth_fetching = lambda num_blocks, is_local, num_read: False
     digests = [bytes([number]) * 16 for number in range(10)]
     request: Any = SimpleNamespace(
         seq_id=7, tokens=np.zeros(41), digests=digests, is_aborted=False, hints=as_hints(RemoteBlocks([ADDRESS], 32))

@@ -34,6 +34,7 @@ class WorkerTransfers(WorkerPart):
         return config.kv_transfer_config is not None
 
     def prepare_cache(self, cache: KVCacheConfig) -> None:
+        self._layout = cache.layout
         if isinstance(self.connector, _NoConnector):
             config, rank = self.core.config, self.core.rank
             setup = ConnectorSetup(config, cache, rank.dp_rank, rank.world_size, rank.worker)
@@ -41,7 +42,11 @@ class WorkerTransfers(WorkerPart):
 
     def around_attention(self, attention: Attention, blocks: list[Tensor], num_blocks: int) -> Attention:
         """Tell the connector the memory of the cache. Its hooks are called around each layer if it needs them."""
-        self.connector.register_kv_caches(KVCaches(blocks, num_blocks, layout_of(self.core.setup)))
+        setup = self.core.setup
+        groups = self._layout.stage_layers(setup.stage.layers)
+        place_of = {layer: place for place, layer in enumerate(sorted(layer for group in groups for layer in group))}
+        places = [[place_of[layer] for layer in group] for group in groups]
+        self.connector.register_kv_caches(KVCaches(blocks, num_blocks, layout_of(setup, self._layout), places))
         return ConnectedAttention(attention, self) if self.connector.has_layer_hooks else attention
 
     def acts_in_layers(self) -> bool:

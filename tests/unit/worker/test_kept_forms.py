@@ -10,9 +10,11 @@ import msgspec
 import pytest
 from test_setup import ALONE, SHAPE, make
 
+from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.messages import Computation
+from raycore.worker import kept_forms
 from raycore.worker import setup as worker_setup
-from raycore.worker.kept_forms import embeddings_of, layout_of
+from raycore.worker.kept_forms import embeddings_of
 from raycore.worker.setup import WorkerSetup
 
 LONGROPE = {
@@ -23,6 +25,14 @@ LONGROPE = {
     "long_factor": [2.0] * 4,
     "short_factor": [1.0] * 4,
 }
+
+
+ONE = CacheLayout((CacheGroup("full", (0, 1)),), CacheLimits(16, 64, 64))
+TWO = CacheLayout((CacheGroup("full", (0,)), CacheGroup("window", (1,), 8)), CacheLimits(16, 64, 64))
+
+
+def layout_of(setup: WorkerSetup, cache: CacheLayout = ONE) -> str:
+    return kept_forms.layout_of(setup, cache)
 
 
 def setups(path: Path) -> dict[str, WorkerSetup]:
@@ -39,6 +49,7 @@ def setups(path: Path) -> dict[str, WorkerSetup]:
 
 def test_blocks_are_others_if_numbers_models_or_divisions_are(tmp_path: Path) -> None:
     found = {name: layout_of(each) for name, each in setups(tmp_path).items()}
+    found["groups of layers"] = layout_of(setups(tmp_path)["plain"], TWO)
     assert len(set(found.values())) == len(found), found
     assert layout_of(make(tmp_path, dtype="float32", attention_backend="torch", max_model_len=48)) == found["plain"]
 

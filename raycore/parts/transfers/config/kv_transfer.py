@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from raycore.class_paths import import_class
 from raycore.errors import InvalidConfig
 from raycore.options.declared import json_object, settings_of
 from raycore.options.vllm_options import ANY, VllmOption, without_effect
@@ -58,6 +59,15 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def is_own(self) -> bool:
         """Whether the connector is one of raycore's own."""
         return self.kv_connector in CONNECTORS.values()
+
+    @property
+    def knows_groups(self) -> bool:
+        """Whether the connector knows groups of layers: `KVConnector.knows_groups`.
+
+        Raises:
+            InvalidConfig: its class can't be imported.
+        """
+        return getattr(import_class("kv_connector", self.kv_connector, KV_CONNECTORS), "knows_groups", False)
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -8,6 +8,10 @@ with the step's result.
 
 A connector never sees requests with LoRA adapters, or ones that return log probabilities or hidden states of their
 prompts. This module doesn't import torch.
+
+Layers of a model may be divided into groups (`raycore.cache_layout`), each of which has blocks of its own. A connector
+that sets `KVConnector.knows_groups` overrides the hooks whose names end with `_all_groups` or `_of_group`. For all
+others, there is one group, in which windows only mask, and the hooks without these endings are called.
 """
 
 # ruff: noqa: B027  # hooks that do nothing are for connectors that don't need them
@@ -17,7 +21,7 @@ from __future__ import annotations
 import enum
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.class_paths import import_class
@@ -36,6 +40,9 @@ if TYPE_CHECKING:
 
 
 UNSPECIFIED = "external_unspecified"
+BlockIds = Sequence[Sequence[int]]
+"""By group: a request's blocks, from its first token on. `raycore.kvcache.block_table.NO_BLOCK` where it has none: a
+group with a window only has those that later tokens see."""
 
 
 class ConnectorSetup(NamedTuple):
@@ -188,6 +195,34 @@ class SchedulerConnector(ABC):
         """
         return False
 
+    # ---- the same, with the blocks of all groups of layers
+
+    def update_state_after_alloc_all_groups(
+        self, request: TransferRequest, block_ids: BlockIds, num_external_tokens: int
+    ) -> None:
+        """See `update_state_after_alloc`. Of a model with windows, an offer is taken as a whole."""
+        self.update_state_after_alloc(request, block_ids[0], num_external_tokens)
+
+    def request_finished_all_groups(
+        self, request: TransferRequest, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
+        """See `request_finished`. Without blocks, each group has an empty list."""
+        return self.request_finished(request, block_ids[0])
+
+    def request_preempted_all_groups(self, request: TransferRequest, block_ids: BlockIds) -> bool:
+        """See `request_preempted`."""
+        return self.request_preempted(request, block_ids[0])
+
+    def blocks_stored_of_group(
+        self, request: TransferRequest, digests: Sequence[bytes], block_ids: Sequence[int], first: int, group: int
+    ) -> None:
+        """See `blocks_stored`. The blocks of a prefix are stored in each group."""
+        self.blocks_stored(request, digests, block_ids, first)
+
+    def block_removed_of_group(self, digest: bytes, group: int) -> None:
+        """See `block_removed`."""
+        self.block_removed(digest)
+
     def load_abandoned(self, request: TransferRequest) -> None:
         """Note that a request no longer waits for what is loaded: it was aborted, or it has waited for too long.
 
@@ -296,7 +331,7 @@ class WorkerConnector(ABC):
         """
 
     def wait_for_layer_load(self, layer: int) -> None:
-        """Wait until what the step needs of a layer, by its index in the caches, has been loaded."""
+        """Wait until what the step needs of a layer has been loaded. `layer`: as in `KVCaches.groups`."""
 
     def save_kv_layer(self, layer: int) -> None:
         """Start to save a layer's blocks, which now have the step's keys and values."""
@@ -335,6 +370,9 @@ class WorkerConnector(ABC):
 
 class KVConnector:
     """What `kv_connector` names: makes the two sides. A subclass overrides both functions."""
+
+    knows_groups: ClassVar[bool] = False
+    """Whether it knows that groups of layers have blocks of their own. vLLM says that by `SupportsHMA`."""
 
     @classmethod
     def check(cls, config: EngineConfig) -> None:

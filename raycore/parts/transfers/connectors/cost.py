@@ -80,6 +80,10 @@ class CostModel:
         rate = self._computed.value
         return num_blocks * self._block_size / rate if rate > 0 else float("inf")
 
-    def is_worth_fetching(self, num_blocks: int, *, is_local: bool) -> bool:
-        """Whether fetching is expected to take less time than computing."""
-        return num_blocks > 0 and self.fetch_s(num_blocks, is_local=is_local) < self.compute_s(num_blocks)
+    def is_worth_fetching(self, num_blocks: int, *, is_local: bool, num_read: int | None = None) -> bool:
+        """Whether fetching is expected to take less time than computing.
+
+        `num_read`: how many blocks of all groups of layers are fetched for these. None: as many.
+        """
+        num_read = num_blocks if num_read is None else num_read
+        return num_blocks > 0 and self.fetch_s(num_read, is_local=is_local) < self.compute_s(num_blocks)

@@ -4,6 +4,9 @@ A request whose prefix is elsewhere either loads it in its first step, or waits 
 What was loaded is only published in the prefix cache when no worker has reported a failure, so that no other request
 ever uses a block that wasn't loaded. Blocks that something may still write or read keep a reference, whatever becomes
 of their request.
+
+In a group of layers with a window, only the blocks are loaded that tokens see which come later. So such a load can't be
+used in part: if it fails, the request begins with what the prefix cache has.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.kvcache.block_table import NO_BLOCK
 from raycore.kvcache.prefix_cache import CachedPrefix
 from raycore.messages import (
     NO_ADAPTER,
@@ -56,10 +60,11 @@ class BlockLoad:
     """Blocks of a request without a slot, some of which are loaded."""
 
     request: Request
-    blocks: list[int]
-    """From the request's first token on. This object has a reference to each."""
+    blocks: list[list[int]]
+    """By group: the last of the request's first `num_blocks` blocks. This object has a reference to each."""
+    num_blocks: int
     num_cached_blocks: int
-    """How many of them were in the prefix cache."""
+    """How many of the request's first blocks were in the prefix cache."""
     num_tokens: int
     """How many of the request's tokens they have, once they have arrived."""
     deadline_s: float
@@ -67,8 +72,21 @@ class BlockLoad:
     @property
     def start(self) -> Start:
         """What the request begins with once they have arrived."""
-        cached = CachedPrefix(len(self.blocks), [self.blocks])
-        return Start(self.request, cached, self.num_tokens, self.num_cached_blocks)
+        return Start(self.request, CachedPrefix(self.num_blocks, self.blocks), self.num_tokens, self.num_cached_blocks)
+
+    @property
+    def all_blocks(self) -> list[int]:
+        """The blocks of all groups."""
+        return [block for blocks in self.blocks for block in blocks]
+
+    @property
+    def ids_by_group(self) -> list[list[int]]:
+        """As the connector gets them: from the request's first token on."""
+        return [[NO_BLOCK] * (self.num_blocks - len(blocks)) + blocks for blocks in self.blocks]
+
+    def loaded(self) -> dict[int, int]:
+        """The blocks that weren't in the prefix cache: their places among those of their group."""
+        return _places(self.ids_by_group, self.num_cached_blocks)
 
 
 @dataclass(slots=True, eq=False)
@@ -79,10 +97,13 @@ class StepLoad:
     generation: int
     """That of the request's slot, which becomes another one when the request leaves it."""
     slot: int
-    blocks: list[int]
-    """Those that are loaded."""
-    first: int
-    """The index of the first one among the request's blocks."""
+    blocks: dict[int, int]
+    """Those that are loaded: their places among those of their group."""
+
+
+def _places(block_ids: list[list[int]], first: int, end: int | None = None) -> dict[int, int]:
+    """Return the blocks of all groups from the place `first` to before `end`, with their places."""
+    return {block: place for ids in block_ids for place, block in enumerate(ids[first:end], first) if block != NO_BLOCK}
 
 
 class Transfers(SchedulerPart):
@@ -115,8 +136,8 @@ class Transfers(SchedulerPart):
         """What the step loads that is being planned."""
         self._sending: dict[int, deque[list[int]]] = {}
         """By seq_id: blocks that may be read, and have a reference for that."""
-        self._stored_by_step: list[tuple[Request, Sequence[bytes], Sequence[int], int]] = []
-        """Arguments of `blocks_stored` for blocks that the step which is being planned completes."""
+        self._stored_by_step: list[tuple[Request, Sequence[bytes], Sequence[int], int, int]] = []
+        """Arguments of `blocks_stored_of_group` for blocks that the step which is being planned completes."""
         self._reports: list[tuple[int, TokenReport]] = []
         """What the connector tells callers of sequences that have ended."""
         self._hints: list[tuple[int, dict[str, Any]]] = []
@@ -125,9 +146,9 @@ class Transfers(SchedulerPart):
         """What the connector has brought."""
 
     def attach(self, view: SchedulerView) -> None:
-        assert view.blocks.num_groups == 1, "connectors know blocks of all layers"
         self._view = view
         self._pool = view.pool
+        self._table = view.blocks
         self._slots = view.slots
         self._block_size = view.blocks.block_size
         self._counts_hits = bool(view.hooks.blocks_filled)  # only with a prefix cache, whose misses are asked for
@@ -179,10 +200,21 @@ class Transfers(SchedulerPart):
         num_tokens = min(found, len(request.tokens) - 1 - start.num_cached)
         if num_tokens < found or not is_async:
             num_tokens -= num_tokens % size  # connectors load whole blocks, unless they have offered a part of one
-        if num_tokens <= 0:
+        if num_tokens <= 0 or (num_tokens < found and self._table.frees_blocks):
             return Verdict.START
         start.num_loaded = num_tokens
+        if self._table.frees_blocks and start.cached.num_blocks:
+            start.cached = self._seen(start.cached, start.num_computed)
         return Verdict.SET_ASIDE_WITH_BLOCKS if is_async else Verdict.START
+
+    def _seen(self, cached: CachedPrefix, num_computed: int) -> CachedPrefix:
+        """Leave out the cached blocks that no token sees after the first `num_computed` ones."""
+        firsts = [self._table.first_seen(group, num_computed) for group in range(self._table.num_groups)]
+        blocks = [
+            of_group[max(0, first - (cached.num_blocks - len(of_group))) :]
+            for first, of_group in zip(firsts, cached.blocks, strict=True)
+        ]
+        return CachedPrefix(cached.num_blocks, blocks)
 
     def set_aside(self, start: Start) -> None:
         """Keep a request until what it loads has arrived, or until the connector knows what that is."""
@@ -193,19 +225,21 @@ class Transfers(SchedulerPart):
 
     def _begin_load(self, start: Start) -> None:
         """Take blocks for a request, and have the rest of them loaded."""
-        request, cached = start.request, start.cached
-        held = cached.blocks[0] if cached.num_blocks else []
-        if held:
-            self._pool.share(held)
-        taken = self._pool.take(-(-start.num_computed // self._block_size) - len(held))
+        request, cached, num_tokens = start.request, start.cached, start.num_computed
+        num_blocks, groups = -(-num_tokens // self._block_size), range(self._table.num_groups)
+        held = cached.blocks if cached.num_blocks else [list[int]() for _ in groups]
+        for of_group in held:  # before any are taken, which may be these
+            self._pool.share(of_group)
+        firsts = [max(cached.num_blocks, self._table.first_seen(group, num_tokens)) for group in groups]
+        blocks = [[*held[group], *self._pool.take(num_blocks - firsts[group])] for group in groups]
         deadline_s = self._clock() + LOAD_TIMEOUT_S
-        load = BlockLoad(request, [*held, *taken], len(held), start.num_computed, deadline_s)
+        load = BlockLoad(request, blocks, num_blocks, cached.num_blocks, num_tokens, deadline_s)
         self._loading[request.seq_id] = load
-        self.connector.update_state_after_alloc(request, load.blocks, start.num_loaded)
+        self.connector.update_state_after_alloc_all_groups(request, load.ids_by_group, start.num_loaded)
 
     def promised_blocks(self, request: Request) -> int:
         return sum(
-            self._view.num_blocks_for(len(load.request.tokens)) - len(load.blocks)
+            self._view.num_blocks_for(len(load.request.tokens)) - len(load.all_blocks)
             for load in (*self._loading.values(), *self._loaded)
             if load.request is not request
         )
@@ -220,7 +254,7 @@ class Transfers(SchedulerPart):
     def started(self, start: Start) -> None:
         request = start.request
         if self._loaded and self._loaded[0].request is request:
-            self._release(self._loaded.popleft().blocks)  # its slot has references to them
+            self._release(self._loaded.popleft().all_blocks)  # its slot has references to them
         elif start.num_loaded:
             self._begin_step_load(start)
         is_asked_for = request.reads_prefix_cache and request.adapter == NO_ADAPTER
@@ -231,12 +265,12 @@ class Transfers(SchedulerPart):
     def _begin_step_load(self, start: Start) -> None:
         """Have a request's first step load blocks. Publishing them waits for the step's result."""
         request, first = start.request, start.cached.num_blocks
-        blocks = self._view.blocks.row(request.slot).tolist()
-        loaded = blocks[first : first + start.num_loaded // self._block_size]
+        blocks = self._table.ids_by_group(request.slot)
+        loaded = _places(blocks, first, first + start.num_loaded // self._block_size)
         generation = int(self._slots.generation[request.slot])
         request.max_published_blocks = first
-        self._next_loads.append(StepLoad(request, generation, request.slot, loaded, first))
-        self.connector.update_state_after_alloc(request, blocks, start.num_loaded)
+        self._next_loads.append(StepLoad(request, generation, request.slot, loaded))
+        self.connector.update_state_after_alloc_all_groups(request, blocks, start.num_loaded)
 
     # ---- requests that leave
 
@@ -249,9 +283,9 @@ class Transfers(SchedulerPart):
             for load in self._loaded:
                 if load.request is request:
                     self._loaded.remove(load)
-                    self._release(load.blocks)
+                    self._release(load.all_blocks)
                     break
-        self._finish(request, [])
+        self._finish(request)
 
     def left(self, request: Request, slot: int, *, is_over: bool) -> None:
         """Tell the connector, and keep a reference to the blocks if it wants that."""
@@ -259,18 +293,23 @@ class Transfers(SchedulerPart):
         request.max_published_blocks = PUBLISHES_ALL
         if request.adapter != NO_ADAPTER or self.is_cache_lost:
             return
-        blocks: list[int] = self._view.blocks.row(slot).tolist()
-        is_kept = self._finish(request, blocks) if is_over else self.connector.request_preempted(request, blocks)
-        if is_kept and blocks:
-            self._pool.share(blocks)
-            self._sending.setdefault(request.seq_id, deque()).append(blocks)
+        blocks = self._table.ids_by_group(slot)
+        is_kept = (
+            self._finish(request, blocks) if is_over else self.connector.request_preempted_all_groups(request, blocks)
+        )
+        held: list[int] = self._table.held(slot).tolist()
+        if is_kept and held:
+            self._pool.share(held)
+            self._sending.setdefault(request.seq_id, deque()).append(held)
 
-    def _finish(self, request: Request, blocks: list[int]) -> bool:
+    def _finish(self, request: Request, blocks: list[list[int]] | None = None) -> bool:
+        """Tell the connector that a request has ended. `blocks`: by group. None: it has none."""
         if request.lora_name is not None:
             return False
-        if not blocks:
+        if blocks is None:
             request.num_computed_tokens = 0  # also of one that was preempted before
-        is_kept, params = self.connector.request_finished(request, blocks)
+            blocks = [[] for _ in range(self._table.num_groups)]
+        is_kept, params = self.connector.request_finished_all_groups(request, blocks)
         if params is None:
             return is_kept
         if request.hands_over:
@@ -303,7 +342,7 @@ class Transfers(SchedulerPart):
         for seq_id in list(self._loading):
             self._abandon(seq_id)
         while self._loaded:
-            self._release(self._loaded.popleft().blocks)
+            self._release(self._loaded.popleft().all_blocks)
         self._stored_by_step.clear()
         return requests
 
@@ -316,7 +355,7 @@ class Transfers(SchedulerPart):
         undecided, self._undecided = self._undecided, []
         self._view.wait_again([*self._give_up_loads(), *undecided])
         for load in self._abandoned.values():
-            self._release(load.blocks)
+            self._release(load.all_blocks)
         for sent in self._sending.values():
             for blocks in sent:
                 self._release(blocks)
@@ -344,12 +383,12 @@ class Transfers(SchedulerPart):
         for run in runs_of(indexes):
             digests, ids = request.digests[run.start : run.stop], blocks[run.start : run.stop].tolist()
             if is_planned:
-                self._stored_by_step.append((request, digests, ids, run.start))
+                self._stored_by_step.append((request, digests, ids, run.start, group))
             else:
-                self.connector.blocks_stored(request, digests, ids, run.start)
+                self.connector.blocks_stored_of_group(request, digests, ids, run.start, group)
 
     def block_removed(self, digest: bytes, group: int) -> None:
-        self.connector.block_removed(digest)
+        self.connector.block_removed_of_group(digest, group)
 
     def blocks_cleared(self) -> None:
         self.connector.cache_cleared()
@@ -361,7 +400,7 @@ class Transfers(SchedulerPart):
         plan.transfer = self.connector.build_connector_meta(plan)
         stored, self._stored_by_step = self._stored_by_step, []
         for arguments in stored:
-            self.connector.blocks_stored(*arguments)
+            self.connector.blocks_stored_of_group(*arguments)
 
     def result_arrived(self, step: InFlight, result: StepResult) -> None:
         """Apply what workers' connectors report with a step."""
@@ -391,7 +430,7 @@ class Transfers(SchedulerPart):
         """Compute again what follows blocks that are wrong after all. Anything in the prefix cache may follow them."""
         view = self._view
         for request in self._slots.running():
-            if not blocks.isdisjoint(view.blocks.row(request.slot).tolist()):
+            if not blocks.isdisjoint(self._table.held(request.slot).tolist()):
                 request.max_published_blocks = 0
                 view.preempt(request)
         view.wait_again(self._take_loads_with(blocks))
@@ -407,18 +446,18 @@ class Transfers(SchedulerPart):
         arrived: list[StepLoad] = []
         failures: list[Request] = []
         for load in self._step_loads.pop(step, ()):
-            bad = next((index for index, block in enumerate(load.blocks) if block in others), None)
+            bad = min((place for block, place in load.blocks.items() if block in others), default=None)
             others.difference_update(load.blocks)
             if self._slots.generation[load.slot] != load.generation:
                 continue
-            load.request.max_published_blocks = PUBLISHES_ALL if bad is None else load.first + bad
+            load.request.max_published_blocks = PUBLISHES_ALL if bad is None else bad
             if bad is None:
                 arrived.append(load)
             else:
                 load.request.may_load = False
                 failures.append(load.request)
         for load in (*self._loading.values(), *self._abandoned.values()):
-            others.difference_update(load.blocks[load.num_cached_blocks :])
+            others.difference_update(load.loaded())
         return arrived, failures, others
 
     def _take_in(self, result: TransferResult) -> None:
@@ -428,15 +467,17 @@ class Transfers(SchedulerPart):
             self._cut(load, failed)
         for seq_id in result.received:
             if seq_id in self._abandoned:
-                self._release(self._abandoned.pop(seq_id).blocks)
+                self._release(self._abandoned.pop(seq_id).all_blocks)
             elif (load := self._loading.pop(seq_id, None)) is not None:
                 if self.fails_requests and not load.request.may_load:
-                    self._release(load.blocks)
-                    self._finish(load.request, [])
+                    self._release(load.all_blocks)
+                    self._finish(load.request)
                     self._view.fail(load.request, _NOT_LOADED)
-                else:
-                    self._trim(load)
+                elif self._trim(load):
                     self._loaded.append(load)
+                else:
+                    self._release(load.all_blocks)
+                    self._view.wait_again([load.request])
         for seq_id in result.sent:
             sent = self._sending.get(seq_id)
             if sent is not None:
@@ -445,15 +486,24 @@ class Transfers(SchedulerPart):
                     del self._sending[seq_id]
         self.connector.update_connector_output(result)
 
-    def _trim(self, load: BlockLoad) -> None:
-        """Give back the blocks of a load that has arrived which weren't loaded after all."""
+    def _trim(self, load: BlockLoad) -> bool:
+        """Give back the blocks of a load that has arrived which weren't loaded after all.
+
+        Returns whether there are all that are seen by tokens which follow the others.
+        """
         num_blocks = -(-load.num_tokens // self._block_size)
-        self._release(load.blocks[num_blocks:])
-        del load.blocks[num_blocks:]
+        firsts = [load.num_blocks - len(blocks) for blocks in load.blocks]
+        if any(first > self._table.first_seen(group, load.num_tokens) for group, first in enumerate(firsts)):
+            return False
+        for first, blocks in zip(firsts, load.blocks, strict=True):
+            self._release(blocks[num_blocks - first :])
+            del blocks[num_blocks - first :]
+        load.num_blocks = num_blocks
+        return True
 
     def _cut(self, load: BlockLoad, failed: set[int]) -> None:
         """Leave a load only the blocks before the first failed one. The last ones stay until it is reported."""
-        bad = next((index for index, block in enumerate(load.blocks) if block in failed), None)
+        bad = min((place for block, place in load.loaded().items() if block in failed), default=None)
         if bad is not None:
             load.num_tokens = min(load.num_tokens, bad * self._block_size)
             load.request.may_load = False
@@ -477,11 +527,11 @@ class Transfers(SchedulerPart):
 
     def _take_loads_with(self, blocks: set[int]) -> list[Request]:
         """Give up the loads that have one of these blocks, and return their requests."""
-        found = [load for load in self._loaded if not blocks.isdisjoint(load.blocks)]
+        found = [load for load in self._loaded if not blocks.isdisjoint(load.all_blocks)]
         for load in found:
             self._loaded.remove(load)
-            self._release(load.blocks)
-        waiting = [load for load in self._loading.values() if not blocks.isdisjoint(load.blocks)]
+            self._release(load.all_blocks)
+        waiting = [load for load in self._loading.values() if not blocks.isdisjoint(load.all_blocks)]
         for load in waiting:
             self._abandon(load.request.seq_id)
         return [load.request for load in (*found, *waiting)]
@@ -490,7 +540,7 @@ class Transfers(SchedulerPart):
 
     def held_blocks(self) -> Iterable[int]:
         for load in (*self._loading.values(), *self._loaded, *self._abandoned.values()):
-            yield from load.blocks
+            yield from load.all_blocks
         for sent in self._sending.values():
             for blocks in sent:
                 yield from blocks

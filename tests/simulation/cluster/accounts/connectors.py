@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from support.scheduler_parts import parts_of
 
 from raycore.parts.transfers.connectors.events import AllBlocksCleared, BlockRemoved, BlockStored
+from raycore.parts.transfers.connectors.groups import block_name
 from raycore.parts.transfers.engine import KVEvents
 from raycore.parts.transfers.scheduler.transfers import Transfers
 from simulation.cluster.accounts.account import Account, first_worker_of, ranks_of
@@ -64,7 +65,8 @@ class Connectors(Account):
                 workers = [each for process, each in everything if process is first]
                 for each in workers[-1:]:
                     yield from (f"{name} is idle, and {said}" for said in _of_worker(each, told))
-                if not has_adapters and told.blocks.keys() != cache._block_of[0].keys():
+                there = {block_name(digest, group) for group, each in enumerate(cache._block_of) for digest in each}
+                if not has_adapters and told.blocks.keys() != there:
                     yield f"{name}'s connector was told of {len(told.blocks)} blocks, and there are {len(cache)}"
             for events in (part for part in core.parts if isinstance(part, KVEvents)):
                 yield from _of_events(name, events, cache)
@@ -164,16 +166,16 @@ class _Told:
         self.requests.add(request.seq_id)
         self._connector.on_new_request(request)
 
-    def request_finished(self, request: Any, block_ids: Sequence[int]) -> Any:
+    def request_finished_all_groups(self, request: Any, block_ids: Sequence[Sequence[int]]) -> Any:
         if request.seq_id not in self.requests:
             complaints.disagrees(f"a connector is told twice of the end of request {request.seq_id}, or it is unknown")
         self.requests.discard(request.seq_id)
         asked, is_unsure = self._asked.pop(request.seq_id, []), request.seq_id in self._unsure
-        if len(asked) == 1 and not is_unsure and not request.is_aborted and block_ids:
+        if len(asked) == 1 and not is_unsure and not request.is_aborted and any(block_ids):
             self.least_hits += asked[0]
         self._unsure.discard(request.seq_id)
-        is_kept, params = self._connector.request_finished(request, block_ids)
-        self._kept[request.seq_id] += bool(is_kept and block_ids)
+        is_kept, params = self._connector.request_finished_all_groups(request, block_ids)
+        self._kept[request.seq_id] += bool(is_kept and any(block_ids))
         return is_kept, params
 
     def give_up_send(self) -> int | None:
@@ -186,20 +188,22 @@ class _Told:
         self._kept.clear()
         self._connector.cache_lost()
 
-    def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], num_external_tokens: int) -> None:
+    def update_state_after_alloc_all_groups(
+        self, request: Any, block_ids: Sequence[Sequence[int]], num_external_tokens: int
+    ) -> None:
         self._asked.setdefault(request.seq_id, []).append(num_external_tokens)
         self.most_hits += num_external_tokens
-        self._connector.update_state_after_alloc(request, block_ids, num_external_tokens)
+        self._connector.update_state_after_alloc_all_groups(request, block_ids, num_external_tokens)
 
     def load_abandoned(self, request: Any) -> None:
         self._unsure.add(request.seq_id)
         self._connector.load_abandoned(request)
 
-    def request_preempted(self, request: Any, block_ids: Sequence[int]) -> bool:
+    def request_preempted_all_groups(self, request: Any, block_ids: Sequence[Sequence[int]]) -> bool:
         if request.seq_id not in self._asked:
             self._unsure.add(request.seq_id)
-        is_kept = self._connector.request_preempted(request, block_ids)
-        self._kept[request.seq_id] += bool(is_kept and block_ids)
+        is_kept = self._connector.request_preempted_all_groups(request, block_ids)
+        self._kept[request.seq_id] += bool(is_kept and any(block_ids))
         return is_kept
 
     def update_connector_output(self, result: Any) -> None:
@@ -211,16 +215,18 @@ class _Told:
             self._unsure |= self.requests
         self._connector.update_connector_output(result)
 
-    def blocks_stored(self, request: Any, digests: Sequence[bytes], block_ids: Sequence[int], first: int) -> None:
-        for digest, block in zip(digests, block_ids, strict=True):
+    def blocks_stored_of_group(
+        self, request: Any, digests: Sequence[bytes], block_ids: Sequence[int], first: int, group: int
+    ) -> None:
+        for digest, block in zip([block_name(digest, group) for digest in digests], block_ids, strict=True):
             if digest in self.blocks:
                 complaints.disagrees(f"a connector is told twice that a block is stored: {digest.hex()} in {block}")
             self.blocks[digest] = block
-        self._connector.blocks_stored(request, digests, block_ids, first)
+        self._connector.blocks_stored_of_group(request, digests, block_ids, first, group)
 
-    def block_removed(self, digest: bytes) -> None:
-        self.blocks.pop(digest, None)  # those of adapters are unknown here
-        self._connector.block_removed(digest)
+    def block_removed_of_group(self, digest: bytes, group: int) -> None:
+        self.blocks.pop(block_name(digest, group), None)  # those of adapters are unknown here
+        self._connector.block_removed_of_group(digest, group)
 
     def cache_cleared(self) -> None:
         self.blocks.clear()
@@ -270,7 +276,10 @@ def _of_events(name: str, events: Any, cache: Any) -> Iterator[str]:
     there = {(group if len(groups) > 1 else None, digest) for group, each in enumerate(groups) for digest in each}
     if told != there:
         yield f"{name} has sent events of {len(told - there)} blocks too many, and {len(there - told)} too few"
-    slots = {(None, digest) for digest in getattr(connector, "_slot_of", ())}
+    names: dict[bytes, tuple[bytes, int]] = getattr(connector, "_told", {})
+    slots = {(group if len(groups) > 1 else None, digest) for digest, group in names.values()}
+    if names.keys() != getattr(connector, "_slot_of", {}).keys():
+        yield f"{name} doesn't know of which blocks in the host's memory events have told"
     if (told := known.held.get("CPU", set())) != slots:
         yield f"{name} has sent events of {len(told ^ slots)} other blocks in the host's memory than there are"
 

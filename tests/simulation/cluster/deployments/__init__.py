@@ -16,6 +16,7 @@ from simulation.cluster.deployments import (
     api_servers,
     connectors,
     experts,
+    grouped,
     lost_nodes,
     models,
     offload,
@@ -57,6 +58,7 @@ _LATER: dict[str, tuple[str, _Drawn]] = {
     "connectors": ("users' connectors", connectors.drawn),
     "returning": ("callers who come back", returning.drawn),
     "regroups": ("ranks that regroup", regroups.drawn),
+    "grouped": ("windows kept elsewhere", grouped.drawn),
 }
 """Those that came later: each is drawn apart, by a generator for this purpose, so that other seeds have the engines
 that they had."""

@@ -13,11 +13,12 @@ _WINDOWS = [(8, 62), (20, 68), (64, 83)]
 
 def drawn(draw: random.Random) -> Deployment:
     num_ranks, num_stages, num_workers = draw.choice([(1, 1, 1), (2, 1, 1), (2, 1, 1), (1, 1, 2), (1, 2, 1), (3, 1, 1)])
-    options = _with_windows(draw) if draw.random() < 0.5 else _with_states(draw)
+    options = with_windows(draw) if draw.random() < 0.5 else _with_states(draw)
     return Deployment(options, num_ranks, num_stages, num_workers, num_repeats=draw.choice([0, 4, 8]))
 
 
-def _with_windows(draw: random.Random) -> dict[str, Any]:
+def with_windows(draw: random.Random) -> dict[str, Any]:
+    """Options of a model whose layers have windows, with few blocks."""
     window, num_blocks = draw.choice(_WINDOWS)
     model = dummy_model("Olmo3ForCausalLM", sliding_window=window)
     return model | {"num_gpu_blocks_override": num_blocks + draw.choice([0, 8, 64])}

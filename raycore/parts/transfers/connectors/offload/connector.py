@@ -22,6 +22,8 @@ from raycore.parts.transfers.connectors.offload.settings import read_settings
 class OffloadConnector(KVConnector):
     """Makes the two sides."""
 
+    knows_groups = True
+
     @classmethod
     def check(cls, config: EngineConfig) -> None:
         assert config.kv_transfer_config is not None

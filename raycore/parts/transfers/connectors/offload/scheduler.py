@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from raycore.messages import StepPlan, TransferResult
-from raycore.parts.transfers.connectors.connector import ConnectorSetup, SchedulerConnector, TransferRequest
+from raycore.parts.transfers.connectors.connector import BlockIds, ConnectorSetup, TransferRequest
 from raycore.parts.transfers.connectors.cost import CostModel
 from raycore.parts.transfers.connectors.events import MEDIUM_CPU, BlockRemoved, BlockStored, KVCacheEvent
+from raycore.parts.transfers.connectors.groups import GroupBlocks, GroupedConnector, block_name
 from raycore.parts.transfers.connectors.offload.files import path_of
 from raycore.parts.transfers.connectors.offload.orders import (
     NOWHERE,
@@ -36,15 +37,17 @@ _PROBE_EVERY = 32
 
 
 class _Found(NamedTuple):
-    """What could be loaded for a request."""
+    """A block that could be loaded for a request."""
 
-    first: int
-    """The index of its first block."""
-    slots: list[int]
-    """By block: where it is in the host's memory, or `NOWHERE`: in a file."""
+    group: int
+    place: int
+    """Its index among the request's blocks of the group."""
+    name: bytes
+    slot: int
+    """Where it is in the host's memory, or `NOWHERE`: in a file."""
 
 
-class OffloadScheduler(SchedulerConnector):
+class OffloadScheduler(GroupedConnector):
     """See the module."""
 
     def __init__(self, setup: ConnectorSetup, settings: OffloadSettings) -> None:
@@ -55,13 +58,18 @@ class OffloadScheduler(SchedulerConnector):
         self._block_size = setup.config.tokens_per_block
         self._num_workers = setup.num_workers
         self._makes_events = setup.config.kv_events_config is not None
+        layout = setup.cache.layout
+        self._groups = GroupBlocks(layout.windows, self._block_size)
+        self._has_groups = layout.num_groups > 1
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
-        """Blocks in the host's memory, the least recently used first."""
+        """Blocks in the host's memory, by `block_name`, the least recently used first."""
+        self._told: dict[bytes, tuple[bytes, int]] = {}
+        """Digests and groups of those of them that events have told of."""
         self._free: list[int] = []
         self._directories: list[Path] = []
         """By worker: where its files are."""
         self._cost = CostModel(0, self._block_size)
-        self._found: dict[int, _Found] = {}
+        self._found: dict[int, list[_Found]] = {}
         """By seq_id: what was offered last."""
         self._orders = Orders()
         self._pinned: Counter[int] = Counter()
@@ -72,8 +80,8 @@ class OffloadScheduler(SchedulerConnector):
         """Those of the next plan's loads."""
         self._job_slots: dict[int, list[int]] = {}
         """By seq_id: those of its job."""
-        self._taken: dict[int, list[int]] = {}
-        """By seq_id: where the blocks were that it has taken, as in `_Found`."""
+        self._taken: dict[int, list[bool]] = {}
+        """By seq_id: of the blocks of tokens that it has taken, whether they were in files."""
         self._num_clearing = 0
         """Number of workers that haven't removed their files yet."""
         self._num_declined = 0
@@ -91,52 +99,70 @@ class OffloadScheduler(SchedulerConnector):
     def get_num_new_matched_tokens(self, request: TransferRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
         if not self._loads_blocks:
             return 0, False
-        first = num_computed_tokens // self._block_size
-        slots: list[int] = []
-        for digest in request.digests[first:]:
-            slot = self._slot_of.get(digest)
-            if slot is None:
-                if not self._is_in_files(digest):
-                    break
-                slot = NOWHERE
-            slots.append(slot)
-        if not slots or not self._pays(slots):
-            return 0, False
-        self._found[request.seq_id] = _Found(first, slots)
-        return len(slots) * self._block_size, NOWHERE in slots
+        first, end = num_computed_tokens // self._block_size, (len(request.tokens) - 1) // self._block_size
+        slot_of: dict[tuple[int, int], int] = {}
 
-    def _pays(self, slots: Sequence[int]) -> bool:
+        def has(group: int, place: int) -> bool:
+            slot = self._place_of(block_name(request.digests[place], group))
+            if slot is not None:
+                slot_of[group, place] = slot
+            return slot is not None
+
+        num_blocks = self._groups.longest(first, min(end, len(request.digests)), has)
+        found = [
+            _Found(group, place, block_name(request.digests[place], group), slot_of[group, place])
+            for group in self._groups.order
+            for place in self._groups.needed(group, first, num_blocks)
+        ]
+        slots = [each.slot for each in found]
+        if not found or not self._pays(slots, num_blocks - first):
+            return 0, False
+        self._found[request.seq_id] = found
+        return (num_blocks - first) * self._block_size, NOWHERE in slots
+
+    def _place_of(self, name: bytes) -> int | None:
+        """Return the slot of a block in the host's memory, or `NOWHERE`: in a file. None: it isn't here."""
+        slot = self._slot_of.get(name)
+        return NOWHERE if slot is None and self._is_in_files(name) else slot
+
+    def _pays(self, slots: Sequence[int], num_blocks: int) -> bool:
+        """Whether to load blocks that are in these slots, instead of computing the tokens of `num_blocks` blocks."""
         num_in_files = sum(slot == NOWHERE for slot in slots)
         took_s = 0.0
         if num_in_files:
             took_s += self._cost.fetch_s(num_in_files, is_local=False)
         if num_in_files < len(slots):
             took_s += self._cost.fetch_s(len(slots) - num_in_files, is_local=True)
-        if self._settings.always_load or took_s < self._cost.compute_s(len(slots)):
+        if self._settings.always_load or took_s < self._cost.compute_s(num_blocks):
             return True
         self._num_declined += 1
         return self._num_declined % _PROBE_EVERY == 0
 
-    def _is_in_files(self, digest: bytes) -> bool:
+    def _is_in_files(self, name: bytes) -> bool:
         if not self._directories or self._num_clearing:
             return False
-        return all(path_of(directory, digest).exists() for directory in self._directories)
+        return all(path_of(directory, name).exists() for directory in self._directories)
 
-    def update_state_after_alloc(
-        self, request: TransferRequest, block_ids: Sequence[int], num_external_tokens: int
+    def update_state_after_alloc_all_groups(
+        self, request: TransferRequest, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
-        first, slots = self._found.pop(request.seq_id)
-        num_blocks = num_external_tokens // self._block_size
-        self._taken[request.seq_id] = slots[:num_blocks]
+        found = self._found.pop(request.seq_id)
+        is_async = any(each.slot == NOWHERE for each in found)
+        first = min(each.place for each in found)
+        found = [each for each in found if each.place < first + num_external_tokens // self._block_size]
+        in_files = {each.place for each in found if each.slot == NOWHERE}
+        end = found[-1].place + 1
+        self._taken[request.seq_id] = [
+            place in in_files for place in range(end - num_external_tokens // self._block_size, end)
+        ]
         sources: list[BlockSource] = []
-        for index, slot in enumerate(slots[:num_blocks], first):
-            digest = request.digests[index]
+        for group, place, name, slot in found:
             if slot != NOWHERE:
                 self._pinned[slot] += 1
-                self._slot_of.move_to_end(digest)
-            sources.append(BlockSource(block_ids[index], slot, b"" if slot != NOWHERE else digest))
+                self._slot_of.move_to_end(name)
+            sources.append(BlockSource(block_ids[group][place], slot, b"" if slot != NOWHERE else name))
         used = [source.slot for source in sources if source.slot != NOWHERE]
-        if NOWHERE in slots:
+        if is_async:
             self._orders.jobs.append(LoadJob(request.seq_id, sources))
             self._job_slots[request.seq_id] = used
         else:
@@ -145,40 +171,51 @@ class OffloadScheduler(SchedulerConnector):
 
     def get_external_cache_hit_sources(self, request: TransferRequest, num_external_tokens: int) -> dict[str, int]:
         blocks = self._taken.pop(request.seq_id, [])[: num_external_tokens // self._block_size]
-        num_on_disk = blocks.count(NOWHERE) * self._block_size
+        num_on_disk = sum(blocks) * self._block_size
         return {"host": len(blocks) * self._block_size - num_on_disk, "disk": num_on_disk}
 
     def load_abandoned(self, request: TransferRequest) -> None:
         self._orders.cancelled.append(request.seq_id)
 
-    def request_finished(self, request: TransferRequest, block_ids: Sequence[int]) -> tuple[bool, None]:
+    def request_finished_all_groups(
+        self, request: TransferRequest, block_ids: BlockIds
+    ) -> tuple[bool, dict[str, Any] | None]:
         self._found.pop(request.seq_id, None)
         self._taken.pop(request.seq_id, None)
         return False, None
 
     # ---- saves
 
-    def blocks_stored(
-        self, request: TransferRequest, digests: Sequence[bytes], block_ids: Sequence[int], first: int
+    def blocks_stored_of_group(
+        self, request: TransferRequest, digests: Sequence[bytes], block_ids: Sequence[int], first: int, group: int
     ) -> None:
         if not self._saves_blocks:
             return
-        for digest, block in zip(digests, block_ids, strict=True):
+        for place, (digest, block) in enumerate(zip(digests, block_ids, strict=True), first):
             if len(self._orders.saves) >= _MAX_SAVES_PER_STEP:
                 return
-            is_in_memory = digest in self._slot_of
+            name = block_name(digest, group)
+            is_in_memory = name in self._slot_of
             if is_in_memory:
-                self._slot_of.move_to_end(digest)
-            slot = NOWHERE if is_in_memory else self._take_slot(digest)
-            to_file = bool(self._directories) and not self._num_clearing and not self._is_in_files(digest)
+                self._slot_of.move_to_end(name)
+            slot = NOWHERE if is_in_memory else self._take_slot(name)
+            to_file = bool(self._directories) and not self._num_clearing and not self._is_in_files(name)
             if slot != NOWHERE or to_file:
-                self._orders.saves.append(Save(digest, block, slot, to_file))
+                self._orders.saves.append(Save(name, block, slot, to_file))
             if slot != NOWHERE and self._makes_events:
-                parent = request.digests[first - 1] if first else None
-                self._events.append(BlockStored([digest], parent, [], self._block_size, None, MEDIUM_CPU, None))
-            first += 1
+                self._told[name] = digest, group
+                parent = request.digests[place - 1] if place else None
+                self._events.append(
+                    BlockStored(
+                        [digest], parent, [], self._block_size, None, MEDIUM_CPU, None, group_idx=self._index(group)
+                    )
+                )
 
-    def _take_slot(self, digest: bytes) -> int:
+    def _index(self, group: int) -> int | None:
+        """A group as events name it."""
+        return group if self._has_groups else None
+
+    def _take_slot(self, name: bytes) -> int:
         """Return a slot for a block, in which the least recently used block may have been; or `NOWHERE`."""
         if self._free:
             slot = self._free.pop()
@@ -187,7 +224,7 @@ class OffloadScheduler(SchedulerConnector):
             if oldest is None:
                 return NOWHERE
             slot = self._forget(oldest)
-        self._slot_of[digest] = slot
+        self._slot_of[name] = slot
         return slot
 
     def _unpin(self, slots: Iterable[int]) -> None:
@@ -196,10 +233,11 @@ class OffloadScheduler(SchedulerConnector):
         self._forgotten -= unused
         self._free += unused
 
-    def _forget(self, digest: bytes) -> int:
+    def _forget(self, name: bytes) -> int:
         if self._makes_events:
-            self._events.append(BlockRemoved([digest], MEDIUM_CPU))
-        return self._slot_of.pop(digest)
+            digest, group = self._told.pop(name)
+            self._events.append(BlockRemoved([digest], MEDIUM_CPU, group_idx=self._index(group)))
+        return self._slot_of.pop(name)
 
     def cache_lost(self) -> None:
         # what hasn't been copied isn't in the host's memory after all

@@ -24,6 +24,7 @@ from raycore.parts.transfers.connectors.peers.worker_side import PeersWorker
 class PeersConnector(KVConnector):
     """A prefix that another rank holds is read from it, where that takes less time than computing it."""
 
+    knows_groups = True
     settings_class: type[PeersSettings] = PeersSettings
     worker_class: type[PeersWorker] = PeersWorker
 

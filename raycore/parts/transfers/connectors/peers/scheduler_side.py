@@ -10,8 +10,9 @@ import msgspec
 
 from raycore.kvcache.cache_log import CacheLog
 from raycore.messages import StepPlan, TransferResult
-from raycore.parts.transfers.connectors.connector import ConnectorSetup, SchedulerConnector, TransferRequest
+from raycore.parts.transfers.connectors.connector import BlockIds, ConnectorSetup, TransferRequest
 from raycore.parts.transfers.connectors.cost import CostModel
+from raycore.parts.transfers.connectors.groups import GroupBlocks, GroupedConnector, block_name
 from raycore.parts.transfers.connectors.peers.hints import RemoteBlocks, as_hints, parse_address, read_hints
 from raycore.parts.transfers.connectors.peers.notes import Fetch, Lease, ToScheduler, ToWorkers, WorkerInfo, joined
 from raycore.parts.transfers.connectors.peers.server import machine_id
@@ -28,7 +29,7 @@ _MAX_WARNINGS = 5
 """So many failed fetches are logged as warnings."""
 
 
-class PeersScheduler(SchedulerConnector):
+class PeersScheduler(GroupedConnector):
     """Reads a request's prefix from the rank that the request names, where that takes less time than computing it."""
 
     def __init__(self, setup: ConnectorSetup, settings: PeersSettings) -> None:
@@ -41,10 +42,11 @@ class PeersScheduler(SchedulerConnector):
         """Whether other ranks may read from this one, and whether it reads from them."""
         self._num_workers = setup.num_workers
         self._block_size = setup.config.tokens_per_block
+        self._groups = GroupBlocks(setup.cache.layout.windows, self._block_size)
         self._cost = CostModel(1, self._block_size)
         self._machine = machine_id()
         self._changes: dict[bytes, int | None] = {}
-        """By digest, what the workers have to be told: the block that has its content. None: none has."""
+        """By `block_name`, what the workers have to be told: the block that has its content. None: none has."""
         self._is_cleared = False
         self._fetches: list[Fetch] = []
         self._abandoned: list[int] = []
@@ -67,7 +69,9 @@ class PeersScheduler(SchedulerConnector):
             return 0, False
         if self._settings.compare_costs and not remote.is_cheapest:
             is_local = bool(self._machine) and parse_address(remote.workers[0]).machine == self._machine
-            if not self._cost.is_worth_fetching(num_blocks, is_local=is_local):
+            end = num_computed_tokens // self._block_size + num_blocks
+            num_read = self._groups.num_needed(end - num_blocks, end)
+            if not self._cost.is_worth_fetching(num_blocks, is_local=is_local, num_read=num_read):
                 return 0, False
         return num_blocks * self._block_size, True
 
@@ -78,16 +82,18 @@ class PeersScheduler(SchedulerConnector):
         end = min(num_tokens // self._block_size, len(request.digests))
         return max(0, end - num_computed_tokens // self._block_size)
 
-    def update_state_after_alloc(
-        self, request: TransferRequest, block_ids: Sequence[int], num_external_tokens: int
+    def update_state_after_alloc_all_groups(
+        self, request: TransferRequest, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
         remote = self._remote(request)
         if remote is None or not num_external_tokens:
             return
-        count = num_external_tokens // self._block_size
-        first = len(block_ids) - count
-        digests = joined(request.digests[first : first + count])
-        self._fetches.append(self._fetch(request, remote, digests, list(block_ids[first:])))
+        end = len(block_ids[0])
+        first = end - num_external_tokens // self._block_size
+        needed = [(group, place) for group in self._groups.order for place in self._groups.needed(group, first, end)]
+        names = joined(block_name(request.digests[place], group) for group, place in needed)
+        blocks = [block_ids[group][place] for group, place in needed]
+        self._fetches.append(self._fetch(request, remote, names, blocks))
         self._loading.add(request.seq_id)
         self._asked.add(request.seq_id)
 
@@ -95,8 +101,8 @@ class PeersScheduler(SchedulerConnector):
         timeout_s = self._settings.fetch_timeout_s
         return Fetch(request.seq_id, remote.workers, digests, blocks, timeout_s, remote.lease)
 
-    def request_finished(
-        self, request: TransferRequest, block_ids: Sequence[int]
+    def request_finished_all_groups(
+        self, request: TransferRequest, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:
         remote = self._remote(request)
         if remote is not None and remote.lease and request.seq_id not in self._asked:
@@ -117,17 +123,19 @@ class PeersScheduler(SchedulerConnector):
 
     # ---- blocks of the prefix cache
 
-    def blocks_stored(
-        self, request: TransferRequest, digests: Sequence[bytes], block_ids: Sequence[int], first: int
+    def blocks_stored_of_group(
+        self, request: TransferRequest, digests: Sequence[bytes], block_ids: Sequence[int], first: int, group: int
     ) -> None:
         if self._gives:
-            self._changes.update(zip(digests, block_ids, strict=True))
-        self._log.stored(digests)
+            self._changes.update(zip((block_name(each, group) for each in digests), block_ids, strict=True))
+        if not group:
+            self._log.stored(digests)
 
-    def block_removed(self, digest: bytes) -> None:
+    def block_removed_of_group(self, digest: bytes, group: int) -> None:
         if self._gives:
-            self._changes[digest] = None
-        self._log.removed([digest])
+            self._changes[block_name(digest, group)] = None
+        if not group:
+            self._log.removed([digest])
 
     def cache_cleared(self) -> None:
         self._changes.clear()
@@ -238,10 +246,10 @@ class DisaggregationScheduler(PeersScheduler):
         hinted = super()._remote(request)
         return hinted if hinted is not None and hinted.lease else self._named.get(request.seq_id, hinted)
 
-    def request_finished(
-        self, request: TransferRequest, block_ids: Sequence[int]
+    def request_finished_all_groups(
+        self, request: TransferRequest, block_ids: BlockIds
     ) -> tuple[bool, dict[str, Any] | None]:
-        super().request_finished(request, block_ids)
+        super().request_finished_all_groups(request, block_ids)
         self._named.pop(request.seq_id, None)
         is_wanted = request.hands_over or (request.kv_transfer_params or {}).get("do_remote_decode")
         num_tokens = request.num_computed_tokens // self._block_size * self._block_size

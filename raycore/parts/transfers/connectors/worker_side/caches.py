@@ -1,6 +1,7 @@
 """A worker's KV cache as bytes: reads and writes whole blocks, whatever the tensors in them mean.
 
-A block has a *page* for each layer. In other places than the cache, a block's pages follow each other, layer by layer.
+A block has a *page* for each layer of the group that it belongs to: see `raycore.cache_layout`. In other places than
+the cache, a block's pages follow each other, layer by layer.
 """
 
 from __future__ import annotations
@@ -19,16 +20,21 @@ class KVCaches:
     Any thread may call `read` and `write`, for different blocks at the same time.
     """
 
-    def __init__(self, layers: Sequence[Tensor], num_blocks: int, layout: str) -> None:
+    def __init__(
+        self, layers: Sequence[Tensor], num_blocks: int, layout: str, groups: Sequence[Sequence[int]] = ()
+    ) -> None:
         """
         Args:
-            layers: by layer of the stage, the memory of its N blocks, one after the other.
+            layers: by layer of the largest group on the stage, the memory of its N blocks, one after the other.
             layout: what the bytes mean. Workers with equal layouts can use each other's blocks.
+            groups: see the attribute. Empty: there is one.
         """
+        self.groups = groups or [range(len(layers))]
+        """By group: its layers on the stage, in the order of their pages, counted among those with a cache."""
         self.num_blocks = num_blocks
         self.layout = layout
         self.pages = [layer.view(torch.uint8).view(num_blocks, -1) for layer in layers]
-        """By layer of the stage: uint8[N, P], views of the cache."""
+        """By layer of a group: uint8[N, P], views of the cache."""
         self.page_bytes = [page.shape[1] for page in self.pages]
         """By layer: P."""
         self.block_bytes = sum(self.page_bytes)

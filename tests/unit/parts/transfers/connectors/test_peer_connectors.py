@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits, KVCacheConfig
 from raycore.messages import StepPlan, TransferResult
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
 from raycore.parts.transfers.connectors.connector import ConnectorSetup
@@ -31,7 +32,7 @@ def address(number: int) -> str:
 def setup(num_workers: int = 1, **settings: Any) -> Any:
     transfer = KVTransferConfig("connector", **settings)
     config: Any = SimpleNamespace(tokens_per_block=4, kv_transfer_config=transfer, engine_name="engine")
-    cache: Any = None
+    cache = KVCacheConfig(9, CacheLayout((CacheGroup("full", ()),), CacheLimits(4, 64, 64)))
     return ConnectorSetup(config, cache, 0, num_workers)
 
 

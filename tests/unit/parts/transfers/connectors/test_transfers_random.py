@@ -7,7 +7,7 @@ from collections import Counter
 from contextlib import suppress
 from typing import Any
 
-from fake_connector import Chances, FakeConnector
+from fake_connector import Chances, FakeConnector, FakeGroupsConnector
 from fake_engine_core import FakeEngineCore
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
@@ -35,7 +35,13 @@ def engines(draw: st.DrawFn) -> FakeEngineCore:
         loses_good=draw(st.sampled_from([0.0, 0.0, 0.0, 0.1])),
         partial=draw(st.booleans()),
     )
+    windows = draw(st.sampled_from([(None,), (None,), (None, 3), (5,), (None, 2, 9)]))
+    seed = draw(st.integers(0, 1000))
+    connector = FakeGroupsConnector(block_size, chances, seed, windows=windows)
+    if windows == (None,):
+        connector = FakeConnector(block_size, chances, seed)
     return FakeEngineCore(
+        windows=windows,
         num_blocks=draw(st.integers(24, 80)) // block_size,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
@@ -44,7 +50,7 @@ def engines(draw: st.DrawFn) -> FakeEngineCore:
         depth=depth,
         num_turns=draw(st.sampled_from([1, depth])),
         num_right=num_right,
-        connector=FakeConnector(block_size, chances, draw(st.integers(0, 1000))),
+        connector=connector,
     )
 
 

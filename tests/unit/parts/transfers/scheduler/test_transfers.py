@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from fake_connector import Chances, FakeConnector
+from fake_connector import Chances, FakeConnector, FakeGroupsConnector
 from fake_engine_core import FakeEngineCore
 from msgspec.msgpack import encode
 from scheduler_parts import part_of
@@ -120,6 +120,26 @@ def test_a_connector_hears_of_the_end_of_each_request_that_it_has_heard_of() -> 
     assert heard == engine.connector.ended == [7]
     engine.run()
     engine.scheduler.check_integrity()
+
+
+def test_cached_blocks_of_all_groups_are_held_before_others_are_taken() -> None:
+    windows, prompt = (None, 25), list(range(1, 31))
+    engine = FakeEngineCore(windows=windows, connector=FakeGroupsConnector(4, Chances(is_async=1.0), windows=windows))
+    engine.submit(prompt, max_tokens=2)
+    engine.run()
+    engine.scheduler.reset_prefix_cache()
+    engine.submit(prompt[:10], max_tokens=2)
+    engine.run()
+    pool, calls = engine.scheduler._pool, list[tuple[str, object]]()
+    share, take = pool.share, pool.take
+    pool.share = lambda blocks: calls.append(("share", len(blocks))) or share(blocks)  # type: ignore[method-assign]
+    pool.take = lambda count: calls.append(("take", count)) or take(count)  # type: ignore[method-assign]
+    seq_id = engine.submit(prompt, max_tokens=2)
+    engine.step()
+    # of 7 blocks, the cache has 2, and the window sees all but the first
+    assert calls[:4] == [("share", 2), ("share", 1), ("take", 5), ("take", 5)]
+    engine.run()
+    assert engine.started[seq_id] == 28
 
 
 def test_an_aborted_request_keeps_blocks_that_are_still_written() -> None:

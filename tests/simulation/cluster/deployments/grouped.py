@@ -1,0 +1,14 @@
+"""Caches elsewhere of models whose layers have windows: in the host's memory, in files, and on other ranks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from simulation.cluster.deployments import models, offload, peers
+from simulation.cluster.deployments.deployment import Deployment
+
+
+def drawn(draw: random.Random) -> Deployment:
+    made = draw.choice([offload.drawn, peers.drawn])(draw)
+    return replace(made, options=made.options | models.with_windows(draw))
