@@ -215,6 +215,10 @@ class GrammarOutput(msgspec.Struct, array_like=True):
     """int32[m, ceil(vocab_size / 32)]: bit `i` of word `j` says whether token `32 * j + i` may come."""
 
 
+DUMMY_STEP = -1
+"""The number of a step without tokens that the scheduler doesn't know of: other ranks share experts in it."""
+
+
 class StepPlan(msgspec.Struct, array_like=True):
     """One step, as a delta to what the workers already know.
 

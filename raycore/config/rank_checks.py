@@ -29,16 +29,6 @@ def check_num_ranks(config: EngineConfig) -> None:
         config.fitted()  # the files have the experts of a number of ranks
 
 
-def _connector(config: EngineConfig) -> str | None:
-    transfer = config.kv_transfer_config
-    if transfer is None or not config.parallel.is_lockstep:
-        return None
-    name = transfer.kv_connector.rpartition(".")[2]
-    return (
-        f"kv_transfer_config's {name} can't be used with ranks that share experts: omit it, or enable_expert_parallel"
-    )
-
-
 def _only_rank(config: EngineConfig) -> str | None:
     rank = config.parallel.data_parallel_rank
     if rank is None or config.parallel.data_parallel_size == 1:
@@ -46,5 +36,5 @@ def _only_rank(config: EngineConfig) -> str | None:
     return f"a server with data_parallel_rank={rank} has one rank. Start another server for another rank"
 
 
-_REFUSALS: list[Callable[[EngineConfig], str | None]] = [_connector, _only_rank]
+_REFUSALS: list[Callable[[EngineConfig], str | None]] = [_only_rank]
 """What is said of a configuration that can't be. None: it can."""

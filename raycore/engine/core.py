@@ -98,7 +98,7 @@ class EngineCore:
                 identity = start_workers(config, executor, rendezvous, is_new=is_new)
             self.cache = self._start_cache() if num_blocks is None else choose_cache(config, executor, num_blocks)
             config = self.config = config.with_max_model_len(self.cache.layout.limits.max_model_len)
-            shared = make_shared(config, self.cache, executor, dp_rank)
+            shared = make_shared(config, self.cache, executor, dp_rank, is_new=is_new)
         except BaseException:
             executor.shutdown()
             raise

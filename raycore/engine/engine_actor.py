@@ -311,17 +311,20 @@ class DPEngineCoreActor:
         command.reply.result(timeout_s)
 
     @endpoint("utility")
-    def regroup(self, regrouping: Regrouping, peers: list[DPEngineCoreActor], timeout_s: float) -> None:
+    def regroup(self, regrouping: Regrouping, peers: list[DPEngineCoreActor], timeout_s: float) -> list[str]:
         """Have the loop join another group of ranks that share experts, and go on. Waits at most `timeout_s` seconds.
 
         All ranks that stay, come or leave must do this at the same time, when all of them are paused.
 
         `peers`: the other ranks of the new group.
+
+        Returns: `EngineInfo.kv_addresses`, which a rank that is new hasn't had before.
         """
         self._peers = peers
         command = Regroup(regrouping, stays=self._identity.dp_rank < regrouping.num_ranks)
         self._mailbox.put(command)
         command.reply.result(timeout_s)
+        return [] if self._core is None else self._core.kv_addresses
 
     @endpoint("io")
     def stop(self) -> None:

@@ -32,8 +32,12 @@ def start_workers(config: EngineConfig, executor: Executor, rendezvous: str | No
     return identity
 
 
-def make_shared(config: EngineConfig, cache: KVCacheConfig, executor: Executor, dp_rank: int) -> Shared:
-    """Make what there is. The cache is allocated.
+def make_shared(
+    config: EngineConfig, cache: KVCacheConfig, executor: Executor, dp_rank: int, *, is_new: bool
+) -> Shared:
+    """Make what there is.
+
+    `is_new`: whether the cache is only allocated when the rank joins a group of ranks that share experts.
 
     Raises:
         InvalidConfig: the connector can't be imported, or refuses its settings, or an endpoint can't be bound.
@@ -43,7 +47,7 @@ def make_shared(config: EngineConfig, cache: KVCacheConfig, executor: Executor, 
     if config.kv_transfer_config is not None:
         from raycore.parts.transfers.engine import make_connector  # imported lazily, as below: few engines need it
 
-        connector = make_connector(config, cache, executor, dp_rank)
+        connector = make_connector(config, cache, executor, dp_rank, has_cache=not is_new)
     if config.kv_events_config is not None:
         from raycore.parts.transfers.engine import KVEvents
 
@@ -77,7 +81,7 @@ def make_parts(engine: PartedEngine, shared: Shared, identity: Identity, *, is_n
     if shared.connector is not None:
         from raycore.parts.transfers.engine import ConnectorCalls
 
-        yield ConnectorCalls(shared.connector, scheduler)
+        yield ConnectorCalls(engine, shared.connector, is_new=is_new)
 
 
 def _make_grammars(config: EngineConfig, executor: Executor, shared: Shared) -> GrammarsUnderWay:

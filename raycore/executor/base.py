@@ -14,12 +14,9 @@ from typing import Any, NamedTuple, Protocol
 from raycore.activity import MemoryTag
 from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig, ExecutorConfig
-from raycore.messages import GrammarOutput, StepPlan, StepResult
+from raycore.messages import DUMMY_STEP, GrammarOutput, StepPlan, StepResult
 from raycore.rpc.pending import PendingCall
 from raycore.worker.rank import RankIdentity, Regrouping
-
-DUMMY_STEP = -1
-"""The step number of every dummy batch. The scheduler does not know about these steps."""
 
 FailureCallback = Callable[[BaseException], None]
 """Called at most once, on any thread, with a `WorkerDied` or `WorkerFailed`."""

@@ -129,6 +129,7 @@ class FakeRuntime:
             "stand_by": lambda actor: [actor.pid],
             "adopt": self._adopt,
             "load_progress": lambda actor: 0.5,
+            "regroup": lambda actor, *_: [f"cache of {actor.name}"],
         }
         """The answers of an actor that does well."""
         self._pids = itertools.count(1001)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
+import msgspec
 from ray.exceptions import RayError, RayTaskError
 
 from raycore.cluster.failure_reports import describe_death
@@ -192,7 +193,7 @@ class GroupChange:
         (rendezvous,) = self._results({first.actor.next_rendezvous.remote(): first}).values()
         regrouping = Regrouping(len(self._before), num_ranks, rendezvous, generation)
         members = self._all[:num_ranks]
-        self._results(
+        addresses = self._results(
             {
                 rank.actor.regroup.remote(
                     regrouping, [other.actor for other in members if other is not rank], self._timeout_s
@@ -200,6 +201,9 @@ class GroupChange:
                 for rank in self._all
             }
         )
+        for rank in members:
+            if rank.info is not None and rank.awaits_group:
+                rank.info = msgspec.structs.replace(rank.info, kv_addresses=addresses[rank.dp_rank])
 
     def _results(self, asked: Mapping[ObjectRef[T], Rank]) -> dict[int, T]:
         """Wait for calls of ranks. Returns the results by dp_rank. Raises what `pause()` raises."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
-from raycore.engine.part import EnginePart
+from raycore.engine.part import EnginePart, PartedEngine
 from raycore.executor.base import Executor
 from raycore.extras import needing
 from raycore.kvcache.cache_log import CacheLog
@@ -16,8 +16,8 @@ from raycore.parts.transfers.connectors.aggregation import TransferAggregator
 from raycore.parts.transfers.connectors.connector import ConnectorSetup, SchedulerConnector, connector_class
 from raycore.parts.transfers.connectors.events import EventSink, KVCacheEvent
 from raycore.scheduler.outputs import StepOutputs
-from raycore.scheduler.protocol import SchedulerProtocol
 from raycore.system import time
+from raycore.worker.rank import Regrouping
 
 _POLL_S = 0.0005
 """How long the engine waits before a step that only asks workers what has become of transfers."""
@@ -27,30 +27,41 @@ _POLL_FRACTION = 0.125
 fraction of the time."""
 
 
-def make_connector(config: EngineConfig, cache: KVCacheConfig, executor: Executor, dp_rank: int) -> SchedulerConnector:
-    """Make the scheduler's side, and tell it what the workers' sides tell at the start. The cache is allocated.
+def make_connector(
+    config: EngineConfig, cache: KVCacheConfig, executor: Executor, dp_rank: int, *, has_cache: bool
+) -> SchedulerConnector:
+    """Make the scheduler's side. If the cache is allocated, tell it what the workers' sides tell at the start.
 
     Raises:
         InvalidConfig: the connector can't be imported, or refuses its settings.
         WorkerFailed: a worker's side failed.
     """
-    num_workers = config.parallel.world_size
     found = connector_class(config)
     found.check(config)
-    connector = found.scheduler_side(ConnectorSetup(config, cache, dp_rank, num_workers))
+    connector = found.scheduler_side(ConnectorSetup(config, cache, dp_rank, config.parallel.world_size))
+    if has_cache:
+        _meet(connector, config, executor)
+    return connector
+
+
+def _meet(connector: SchedulerConnector, config: EngineConfig, executor: Executor) -> None:
+    """Tell the scheduler's side what the workers' sides tell, whose cache has been allocated for the first time."""
+    num_workers = config.parallel.world_size
     told = executor.collective_rpc("get_kv_connector_handshake_metadata", config.executor.init_timeout_s)
     connector.set_xfer_handshake_metadata({worker: data for worker, data in enumerate(told) if data is not None})
     if num_workers > 1:
         executor.kv_output_aggregator = TransferAggregator(connector.get_finished_count() or num_workers)
-    return connector
 
 
 class ConnectorCalls(EnginePart):
     """What the scheduler's side of a connector is told between steps, and steps that only ask workers of transfers."""
 
-    def __init__(self, connector: SchedulerConnector, scheduler: SchedulerProtocol) -> None:
+    def __init__(self, engine: PartedEngine, connector: SchedulerConnector, *, is_new: bool) -> None:
+        """`is_new`: whether the workers allocate the cache when the rank joins others that share experts with it."""
         self.connector = connector
-        self._scheduler = scheduler
+        self._engine = engine
+        self._scheduler = engine.scheduler
+        self._is_new = is_new
         self._polling_since_s: float | None = None
         """Since when steps have only asked workers of transfers. None: they haven't."""
 
@@ -60,6 +71,12 @@ class ConnectorCalls(EnginePart):
     def _reset_prefix_cache(self, reset_running_requests: bool = False, reset_connector: bool = False) -> bool:
         is_reset = self._scheduler.reset_prefix_cache(reset_running_requests)
         return self.connector.reset_cache() if is_reset and reset_connector else is_reset
+
+    def regroup(self, regrouping: Regrouping, *, stays: bool) -> None:
+        """Ask the workers of a new rank what they tell at the start: their cache exists from now on."""
+        if self._is_new and stays:
+            _meet(self.connector, self._engine.config, self._engine.executor)
+            self._is_new = False
 
     def step_planned(self, plan: StepPlan, planned_s: float) -> None:
         """Wait a little before a step that only asks workers."""

@@ -7,7 +7,7 @@ from torch import Tensor
 from raycore.attention.spec import Attention
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
-from raycore.messages import StepPlan, StepResult, TransferResult
+from raycore.messages import DUMMY_STEP, StepPlan, StepResult, TransferResult
 from raycore.parts.transfers.connectors.connector import ConnectorSetup, WorkerConnector, connector_class
 from raycore.parts.transfers.connectors.worker_side.caches import KVCaches
 from raycore.rpc.pending import Pending
@@ -61,7 +61,9 @@ class WorkerTransfers(WorkerPart):
         return self.connector.get_handshake_metadata()
 
     def begin(self, plan: StepPlan) -> None:
-        """Load what the step needs."""
+        """Load what the step needs. A step that the scheduler doesn't know of needs nothing, and reports nothing."""
+        if plan.step == DUMMY_STEP:
+            return
         self.is_in_step = True
         if plan.transfer is not None:
             self.connector.bind_connector_metadata(plan.transfer)
@@ -69,6 +71,8 @@ class WorkerTransfers(WorkerPart):
 
     def end(self, plan: StepPlan, step: Pending[StepResult | None]) -> Pending[StepResult | None]:
         """Save what the step has changed. Returns the step, with what there is to report."""
+        if plan.step == DUMMY_STEP:
+            return step
         connector, self.is_in_step = self.connector, False
         connector.wait_for_save()
         sent, received = connector.get_finished()

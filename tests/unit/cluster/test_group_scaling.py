@@ -58,6 +58,9 @@ def test_a_rank_joins_when_it_gets_its_weights_from_the_group(engine):
     weights.close()
     engine.group.move(3)
     assert (added.has_joined, added.weights.number, added.weights.is_stale) == (True, 7, False)
+    # it has a cache that others can read only since it has joined
+    assert added.info.kv_addresses == [f"cache of {added.actor.name}"]
+    assert manager.ranks[0].info.kv_addresses == []
     assert engine.runtime.called("utility")[-1][:2] == ("take_weights", (7, "new", True, ""))
 
 

@@ -37,8 +37,7 @@ def run_lockstep_loop(
             every other engine, without waiting for them.
     """
     while not mailbox.stopping:
-        is_busy = waves.is_running or core.has_work()
-        commands = mailbox.take(0.0 if is_busy else core.idle_wait_s())
+        commands = mailbox.take(0.0 if waves.is_running else core.wait_s())
         for command in commands:
             if isinstance(command, StartWave):
                 _start_wave(waves, command)
