@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from test_peers import counted, transfers
+from test_peers import counted, transfers, until_readable
 
 from raycore import AsyncLLM, SamplingParams
 
@@ -41,13 +41,13 @@ def test_an_added_rank_reads_from_the_others_and_they_from_it(ray_cluster: Any, 
             expected = [(await generate(llm, prompt, 0))[0] for prompt in (PROMPT, others)]
         async with AsyncLLM(path, **OPTIONS, **transfers("PeersConnector"), data_parallel_size=2) as llm:
             assert await generate(llm, PROMPT, 0) == (expected[0], 0)
-            await asyncio.sleep(1.5)  # until the rank has said what it has
+            await until_readable(llm, PROMPT, 0)
             assert await generate(llm, PROMPT, 1) == (expected[0], 96)
             await read(llm, 12)
             await llm.scale(3)
             assert await generate(llm, PROMPT, 2) == (expected[0], 96)
             assert await generate(llm, others, 2) == (expected[1], 0)
-            await asyncio.sleep(1.5)
+            await until_readable(llm, others, 2)
             assert await generate(llm, others, 0) == (expected[1], 80)
             await read(llm, 12 + 12 + 10)
             await llm.scale(1)

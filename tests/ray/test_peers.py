@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from faults import signal_in_step
 from number_formats import DTYPE
-from waiting import eventually
+from waiting import LONG_S, eventually
 
 from raycore import LLM, AsyncLLM, RequestOutput, SamplingParams
 from raycore.demo import demo_model_path
+from raycore.parts.transfers.client.routes import PrefixTransfers
 from raycore.parts.transfers.worker import WorkerTransfers
 
 CHANCE = random.Random(5)
@@ -68,6 +69,26 @@ async def counted(llm: AsyncLLM) -> Counter[str]:
     return sum((Counter(each) for each in await llm.collective_rpc(counts)), Counter[str]())
 
 
+async def until_readable(llm: AsyncLLM, prompt: list[int], rank: int) -> None:
+    """Wait until a rank has said that it holds all full blocks of a prompt, and its worker lets others read them."""
+    routes, block_size = llm._client._requests.routes, llm.config.tokens_per_block
+    assert isinstance(routes, PrefixTransfers)
+
+    async def is_readable() -> bool:
+        keys = routes.held.keys(prompt)
+
+        def lets_read(worker: Any) -> bool:
+            held = worker._parts[WorkerTransfers].connector._held
+            return all(held.find(key) is not None for key in keys)
+
+        num_told = sum(more for ranks, more in routes.held.match_stored(keys) if ranks >> rank & 1)
+        return num_told == len(keys) * block_size and (await llm.collective_rpc(lets_read))[rank]
+
+    async with asyncio.timeout(LONG_S):
+        while not await is_readable():
+            await asyncio.sleep(0.02)
+
+
 @pytest.mark.parametrize("kind", ["PeersConnector", "faulty_peers.FaultyPeersConnector"])
 def test_a_prefix_is_read_from_the_rank_that_has_it_or_computed(kind: str, expected: list[list[list[int]]]):
     async def scenario() -> None:
@@ -75,7 +96,7 @@ def test_a_prefix_is_read_from_the_rank_that_has_it_or_computed(kind: str, expec
         async with AsyncLLM(demo_model_path(), data_parallel_size=2, **LIMITS, **transfers(kind, **extra)) as llm:
             first = [await generate(llm, index, 0) for index in range(5)]
             assert tokens_of(first) == expected
-            await asyncio.sleep(1.5)  # until rank 0 has said what it has
+            await until_readable(llm, PROMPTS[4]["prompt_token_ids"], 0)
             second = [await generate(llm, index, 1) for index in range(5)]
             assert tokens_of(second) == expected
             found = await counted(llm)
@@ -94,7 +115,7 @@ def test_what_a_dead_rank_had_is_read_from_another_one(expected: list[list[list[
         options = {**LIMITS, **transfers("PeersConnector"), "data_parallel_size": 3}
         async with AsyncLLM(demo_model_path(), **options) as llm:
             await generate(llm, 4, 0)
-            await asyncio.sleep(1.5)
+            await until_readable(llm, PROMPTS[4]["prompt_token_ids"], 0)
             long = SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
             lengths: list[int] = []
             async for output in llm.generate(PROMPTS[4], long, data_parallel_rank=1):
