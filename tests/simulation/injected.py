@@ -33,6 +33,7 @@ from raycore.kvcache import prefix_cache  # noqa: E402
 from raycore.messages import EngineRequest  # noqa: E402
 from raycore.parts.adapters.engine.slots import AdapterSlots  # noqa: E402
 from raycore.parts.constraints.grammar.gate import ConstraintGate  # noqa: E402
+from raycore.parts.constraints.scheduler import GrammarMasks  # noqa: E402
 from raycore.scheduler import request as scheduler_request  # noqa: E402
 from raycore.scheduler.request import RepetitionDetector, RequestLimits  # noqa: E402
 from raycore.scheduler.step_builder import InFlight  # noqa: E402
@@ -95,6 +96,30 @@ def _embeddings_of_the_same_shape_are_taken_for_the_same() -> None:
 
 def _what_cannot_be_compiled_is_accepted() -> None:
     _replace(ConstraintGate, "_reason", lambda _: lambda self, asked: (None, True))
+
+
+def _masks_are_those_of_the_step_before() -> None:
+    def make(original: Any) -> Any:
+        def made(self: GrammarMasks, step: int) -> Any:
+            masks = original(self, step)
+            before, self.__dict__["before"] = self.__dict__.get("before", masks), masks
+            has_as_many = len(before.bitmask) == len(masks.bitmask)
+            return msgspec.structs.replace(masks, bitmask=before.bitmask) if has_as_many else masks
+
+        return made
+
+    _replace(GrammarMasks, "make", make)
+
+
+def _requests_that_go_on_get_no_masks() -> None:
+    def make(original: Any) -> Any:
+        def started(self: GrammarMasks, start: Any) -> None:
+            if len(start.request.tokens) == start.request.num_prompt_tokens:
+                original(self, start)
+
+        return started
+
+    _replace(GrammarMasks, "started", make)
 
 
 def _the_token_after_an_accepted_draft_is_lost() -> None:
@@ -267,6 +292,7 @@ FAULTS: dict[str, list[Callable[[], None]]] = {
     "embeddings": [_new_requests_lose(features=[], feature_data=[]),
                    _embeddings_of_the_same_shape_are_taken_for_the_same],
     "constraint": [_moved_requests_lose(structured_outputs=None), _what_cannot_be_compiled_is_accepted],
+    "mask": [_masks_are_those_of_the_step_before, _requests_that_go_on_get_no_masks],
     "drafts": [_the_token_after_an_accepted_draft_is_lost],
     "pooled": [_new_requests_lose(pooling=None), _results_are_swapped],
     "logprobs": [_new_requests_lose(logprobs=None), _logprobs_come_twice_in_full_batches],
@@ -295,6 +321,7 @@ _KNOWN = {
     ("adapter", 0): 292,
     ("constraint", 0): 131,
     ("constraint", 1): 68,
+    ("mask", 1): 250,
     ("drafts", 0): 37,
     ("rank", 0): 439,
     ("ended between pieces", 0): 112,

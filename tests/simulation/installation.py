@@ -45,6 +45,7 @@ _IMPORTED_LATER = (
     "raycore.worker.worker_actor",
     "simulation.cluster.play",
     "simulation.worker.line",
+    "simulation.worker.masked",
     "simulation.worker.worker",
 )
 """What an engine, its ranks and workers import when they start. Forked processes shall find it imported."""
@@ -66,6 +67,9 @@ def put_in_place(*, at_statements: bool = False) -> None:
     guards.watch_variables(guards.table())
     front.install()
     host.install()  # imports some of the product
+    from simulation.worker import grammar  # imported lazily: it imports some, too
+
+    grammar.install()
 
 
 def install(*, at_statements: bool = False) -> None:

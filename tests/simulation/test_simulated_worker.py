@@ -275,7 +275,7 @@ def test_sleep_drops_weights_by_level(level: int, reads: bool):
 
 def test_a_step_without_tokens_is_a_step():
     _, runner, _ = decoding()
-    result, _ = runner.execute(StepPlan(-1), ORIGINAL)
+    result, _ = runner.sample(runner.compute(StepPlan(-1), ORIGINAL), None)
     assert (result.step, result.token_ids) == (-1, b"")
 
 

@@ -15,6 +15,9 @@ if "--statements" in sys.argv:
 
 from simulation.apart import Died, run_all_apart  # noqa: E402
 from simulation.engine import faults, scenario  # noqa: E402
+from simulation.worker import grammar  # noqa: E402
+
+grammar.install()
 
 _LIMIT_S = 300.0
 

@@ -12,7 +12,8 @@ from raycore.kvcache import prefix_cache
 from raycore.kvcache.block_pool import BlockPool
 from raycore.kvcache.block_table import BlockTable
 from raycore.parts.adapters.engine.slots import AdapterSlots
-from raycore.parts.constraints.scheduler import Constraints
+from raycore.parts.constraints.grammar.masks import MaskMaker
+from raycore.parts.constraints.scheduler import Constraints, GrammarMasks
 from raycore.parts.drafts.scheduler import worker_guesses
 from raycore.parts.images.scheduler import EncoderInputs
 from raycore.parts.weights.engine import RankWeights
@@ -186,6 +187,17 @@ def a_constraint_does_not_wait_for_the_last_token() -> None:
     substitute(Constraints, "needs_output", lambda self, request: False)
 
 
+def masks_do_not_wait_for_the_last_token() -> None:
+    substitute(GrammarMasks, "is_due", lambda self, step: True)
+
+
+def masks_follow_an_accepted_draft_as_if_it_were_wrong() -> None:
+    original = MaskMaker.make
+    substitute(
+        MaskMaker, "make", lambda self, outputs: original(self, [each._replace(num_drafts=0) for each in outputs])
+    )
+
+
 def drafts_that_do_not_pay_are_tried_always() -> None:
     substitute(worker_guesses, "TRIAL_AFTER", 1)
 
@@ -199,7 +211,7 @@ FAULTS: dict[str, Patch] = {
 
 KNOWN = {
     "blocks_of_a_window_are_freed_a_token_too_early": 2,
-    "prefixes_are_shared_among_adapters": 7,
+    "prefixes_are_shared_among_adapters": 15,
     "prefixes_are_shared_among_salts": 2,
     "prefixes_are_shared_among_features": 2,
     "blocks_are_known_by_their_own_tokens_alone": 2,
@@ -210,6 +222,8 @@ KNOWN = {
     "results_of_a_slots_earlier_request_count": 5,
     "an_adapter_makes_room_while_it_is_used": 153,
     "drafts_that_do_not_pay_are_tried_always": 152,
-    "a_constraint_does_not_wait_for_the_last_token": 6,
+    "a_constraint_does_not_wait_for_the_last_token": 12,
+    "masks_do_not_wait_for_the_last_token": 6,
+    "masks_follow_an_accepted_draft_as_if_it_were_wrong": 19,
 }
 """Seeds that have found what few find. They look first."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from raycore.config import (
     CacheConfig,
@@ -20,7 +22,7 @@ from raycore.models.spec import ModelSpec
 from raycore.parts.drafts.config.drafter import DrafterConfig
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
 
-WORKER = "simulation.worker.worker.SimulatedWorker"
+WORKER, MASKED_WORKER = "simulation.worker.worker.SimulatedWorker", "simulation.worker.masked.MaskedWorker"
 EOS = 2
 CHECKPOINT = "checkpoint"
 MAX_MODEL_LEN = 96
@@ -87,6 +89,12 @@ def drawn(draw: random.Random) -> Options:
         drafter=drafter,
     )
     return Options(config, pools)
+
+
+def with_masks(options: Options) -> Options:
+    """The same with workers that take masks."""
+    parallel = msgspec.structs.replace(options.config.parallel, worker_cls=MASKED_WORKER)
+    return replace(options, config=msgspec.structs.replace(options.config, parallel=parallel))
 
 
 def model_spec(vocab_size: int, windows: list[int | None], has_states: bool) -> ModelSpec:

@@ -21,6 +21,7 @@ from simulation.worker.steps import too_many_drafts
 from simulation.world.kernel import Deadlock, OutOfTime, World
 
 _MAX_CHANGES = 400_000
+_SHARE_WITH_MASKS = 0.4
 
 
 @dataclass
@@ -42,7 +43,8 @@ def run(seed: int) -> Outcome:
     world = World(seed, last_s=10 * WAIT_S, max_changes=_MAX_CHANGES)
     outcome = Outcome(seed)
     try:
-        world.run(lambda: Scenario(world.generator("scenario")).run(outcome))
+        takes_masks = world.generator("masks").random() < _SHARE_WITH_MASKS
+        world.run(lambda: Scenario(world.generator("scenario"), takes_masks=takes_masks).run(outcome))
     except (Deadlock, OutOfTime) as error:
         outcome.problems.append(f"{type(error).__name__}: {error}")
     outcome.problems += [f"{thread} raised {error!r}" for thread, error in world.failures]
@@ -56,9 +58,12 @@ def run(seed: int) -> Outcome:
 class Scenario:
     """See the module."""
 
-    def __init__(self, draw: random.Random) -> None:
+    def __init__(self, draw: random.Random, *, takes_masks: bool) -> None:
+        """`takes_masks`: whether workers are given masks, instead of following constraints themselves."""
         self._draw = draw
         self._options = options.drawn(draw)
+        if takes_masks:
+            self._options = options.with_masks(self._options)
         self._group = Group(self._options.config)
         self._weights = WeightHistory(CHECKPOINT)
         self._requests = Requests(self._options, draw)

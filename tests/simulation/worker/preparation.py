@@ -77,12 +77,17 @@ class Constraints:
             if seq_id in self._under_way:
                 self._under_way.pop(seq_id).cancel()
         for seq_id, constraint in asked.items():
-            took_s = self._chance.duration_s(_SLOW_S if self._chance.is_so(_SLOW_SHARE) else _COMPILE_S)
+            took_s = self._chance.duration_s(compile_s(self._chance))
             if took_s:
                 self._thread = self._thread or ThreadPoolExecutor(1, "constraints")
                 self._under_way[seq_id] = self._thread.submit(_compile, constraint, took_s)
         self._under_way = {seq_id: future for seq_id, future in self._under_way.items() if not future.done()}
         return list(self._under_way)
+
+
+def compile_s(chance: Chance) -> float:
+    """How long a constraint takes to be compiled, on average."""
+    return _SLOW_S if chance.is_so(_SLOW_SHARE) else _COMPILE_S
 
 
 def _compile(constraint: StructuredOutputsParams, took_s: float) -> None:

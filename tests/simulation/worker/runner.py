@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.errors import InvalidRequest
-from raycore.messages import NewRequest, StepPlan, StepResult, TokenLogprobs, TokenReport
+from raycore.messages import GrammarOutput, NewRequest, StepPlan, StepResult, TokenLogprobs, TokenReport
+from raycore.parts.constraints.grammar.matcher import mask_bytes
 from raycore.parts.drafts.guesses.drafts import NO_DRAFTS, Drafts
 from raycore.parts.hidden_states.values import NAME as HIDDEN_STATES
 from raycore.step.batch import SlotBatch, StepInputs
@@ -36,6 +39,27 @@ class _Extras:
 
     request: NewRequest
     rules: sampling.Rules | None
+
+
+class Computed(NamedTuple):
+    """A step from which nothing has been sampled yet."""
+
+    step: StepInputs
+    result: StepResult
+    hidden_T: Words | None
+    """None: the step has no tokens."""
+
+
+Masks = dict[tuple[int, int], NDArray[np.bool_]]
+"""Which tokens may come, [V], by slot and position."""
+
+
+def _masks_of(grammar: GrammarOutput, vocab_size: int) -> Masks:
+    slots, positions = (np.frombuffer(each, np.int32).tolist() for each in (grammar.slots, grammar.positions))
+    bits_MB = np.frombuffer(grammar.bitmask, np.uint8).reshape(len(slots), mask_bytes(vocab_size))
+    keys = zip(slots, positions, strict=True)
+    masks_MV = np.unpackbits(bits_MB, axis=1, count=vocab_size, bitorder="little").astype(np.bool_)
+    return dict(zip(keys, masks_MV, strict=True))
 
 
 class Runner:
@@ -65,8 +89,8 @@ class Runner:
         self._num_heard = np.zeros(num_slots, np.int64)
         """By slot: how many tokens the host knows, which follows the rules."""
 
-    def execute(self, plan: StepPlan, weights: Words) -> tuple[StepResult, Callable[[], None]]:
-        """Run one step. Returns the result, and what has to be called when the host takes it."""
+    def compute(self, plan: StepPlan, weights: Words) -> Computed:
+        """Run one step, but sample nothing."""
         for slot in plan.freed_slots:
             self._extras.pop(slot, None)
         for request in plan.new_requests:
@@ -82,12 +106,24 @@ class Runner:
             assert self._embeddings is not None, "the model takes only text"
             self._embeddings.apply(plan.encoder, weights)
         if not len(step.slots):
-            return result, lambda: None
+            return Computed(step, result, None)
         pause()
         hidden_T = self._compute(step, weights)
         self._report_prompts(step, hidden_T, result)
+        return Computed(step, result, hidden_T)
+
+    def sample(self, computed: Computed, grammar: GrammarOutput | None) -> tuple[StepResult, Callable[[], None]]:
+        """Run the rest of a step. Returns the result, and what has to be called when the host takes it."""
+        step, result, hidden_T = computed
+        if hidden_T is None:
+            return result, lambda: None
         if len(step.sampled):
-            self._sample(step, hidden_T[step.sampled_rows], result)
+            self._sample(
+                step,
+                hidden_T[step.sampled_rows],
+                result,
+                None if grammar is None else _masks_of(grammar, self._vocab_size),
+            )
         else:
             result.num_tokens = np.zeros(len(step.slots), np.int32).tobytes()
         return result, lambda: self._hear(step)
@@ -132,14 +168,14 @@ class Runner:
         second_T = model.second_layer(seen_T, first_T, weights)
         return model.hidden_states(self.cache.exchange(step, places, 1, second_T), second_T, weights)
 
-    def _sample(self, step: StepInputs, hidden_R: Words, result: StepResult) -> None:
+    def _sample(self, step: StepInputs, hidden_R: Words, result: StepResult, masks: Masks | None) -> None:
         slots_R = step.sampled_slots
         picked_RV = sampling.pick(
             hidden_R, self._seeds[slots_R], step.next_positions, self._is_greedy[slots_R], self._vocab_size
         )
         failed: dict[int, str] = {}
         if self._extras:
-            failed = self._follow_rules(step, picked_RV)
+            failed = self._follow_rules(step, picked_RV, masks)
         ids_R = picked_RV.argmax(axis=1)
         if step.is_decoding:
             rows = np.arange(len(ids_R))
@@ -159,13 +195,21 @@ class Runner:
         if self._extras:
             self._report(step, hidden_R, ids_R, rows.tolist(), result)
 
-    def _follow_rules(self, step: StepInputs, picked_RV: Words) -> dict[int, str]:
-        """Forbid tokens. Returns why requests can't go on, by row."""
+    def _follow_rules(self, step: StepInputs, picked_RV: Words, masks: Masks | None) -> dict[int, str]:
+        """Forbid tokens. Returns why requests can't go on, by row.
+
+        `masks`: of requests with constraints. Rows without one are free: they come after a wrong draft, or nobody wants
+        them any more. None: constraints are followed here.
+        """
         failed: dict[int, str] = {}
         for row, slot in enumerate(step.sampled_slots.tolist()):
             extras = self._extras.get(slot)
             if extras is not None and extras.rules is not None:
                 position, num_prompt = int(step.next_positions[row]), extras.request.num_prompt_tokens
+                if masks is not None and extras.request.params.structured_outputs is not None:
+                    if (slot, position) in masks:
+                        picked_RV[row, ~masks[slot, position]] = 0
+                    continue
                 output = self._batch.token_ids[slot, num_prompt:position].tolist()
                 if step.draft_ids is None:
                     num_missing = position - int(self._num_heard[slot])

@@ -64,7 +64,8 @@ class Rules:
         if params.allowed_token_ids:
             allowed_V = _only(params.allowed_token_ids, self._vocab_size)
         if self._texts is not None:
-            allowed_V &= _only(self._next_of_texts(self._texts, list(output)), self._vocab_size)
+            ends = self._ends if ends_text(self._texts, list(output)) else []
+            allowed_V &= _only([*next_of_texts(self._texts, list(output)), *ends], self._vocab_size)
         elif len(output) < params.min_tokens:
             allowed_V[[*self._ends, *(params.stop_token_ids or ())]] = False
         for word in self._bad_words:
@@ -74,15 +75,15 @@ class Rules:
             raise InvalidRequest(f"no token may follow {list(output)}")
         return allowed_V
 
-    def _next_of_texts(self, texts: list[list[int]], output: list[int]) -> list[int]:
-        """What a constraint allows."""
-        found: list[int] = []
-        for text in texts:
-            if output[: len(text)] == text:
-                found += self._ends
-            elif text[: len(output)] == output:
-                found.append(text[len(output)])
-        return found
+
+def next_of_texts(texts: list[list[int]], output: list[int]) -> list[int]:
+    """Which tokens go on with one of a constraint's texts."""
+    return [text[len(output)] for text in texts if len(output) < len(text) and text[: len(output)] == output]
+
+
+def ends_text(texts: list[list[int]], output: list[int]) -> bool:
+    """Whether an output may end, because it begins with one of a constraint's texts."""
+    return any(output[: len(text)] == text for text in texts)
 
 
 def texts_of(choice: Sequence[str]) -> list[list[int]]:

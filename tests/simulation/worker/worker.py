@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -12,7 +13,7 @@ from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig
 from raycore.errors import InvalidInput
 from raycore.lora.request import LoRARequest
-from raycore.messages import Computation, StepPlan, StepResult
+from raycore.messages import Computation, GrammarOutput, StepPlan, StepResult
 from raycore.rpc.pending import Pending
 from raycore.structured_outputs import StructuredOutputsParams
 from raycore.system import time
@@ -27,7 +28,7 @@ from simulation.worker.meeting import Room, room_at
 from simulation.worker.numbers64 import Words
 from simulation.worker.pending import Launched
 from simulation.worker.preparation import Adapters, Constraints
-from simulation.worker.runner import WRONG_DRAFTS, Runner
+from simulation.worker.runner import WRONG_DRAFTS, Computed, Runner
 from simulation.worker.steps import note_step, note_vain_drafting
 from simulation.worker.transfers import Transfers, with_report
 from simulation.worker.weights import NamedNumbers, Weights
@@ -39,6 +40,21 @@ _DRAFT_FACTORS = (1.0, 1.0, 30.0)
 """How slow the model that drafts may be: some is so slow that drafts never pay."""
 _LOAD_S, _WARM_UP_S = 0.5, 0.1
 _IS_NEW = "the worker has no weights yet: it gets them from those with which it will share experts"
+
+
+class Begun(NamedTuple):
+    """A step from which nothing has been sampled yet."""
+
+    plan: StepPlan
+    began_s: float
+    begins_s: float
+    """When all is computed that the step needs of others."""
+    computed: Computed
+    is_anyone_busy: bool
+
+    @property
+    def step(self) -> int:
+        return self.plan.step
 
 
 class SimulatedWorker:
@@ -111,28 +127,40 @@ class SimulatedWorker:
 
     def execute_model(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
         """Run one step. It takes as long as chance says, by its number of tokens."""
+        with self._complaining(plan.step):
+            return self._end(self._begin(plan), None)
+
+    @contextmanager
+    def _complaining(self, step: int) -> Generator[None, None, None]:
+        """Note what is raised in a step."""
         try:
-            return self._execute(plan)
+            yield
         except Exception as error:
             mistakes.note(error, f"{self.rank.label} fails in a step")
-            complaints.fails(f"{self.rank.label} fails in step {plan.step}: {type(error).__name__}: {error}")
+            complaints.fails(f"{self.rank.label} fails in step {step}: {type(error).__name__}: {error}")
             raise
 
-    def _execute(self, plan: StepPlan) -> StepResult | Pending[StepResult | None] | None:
+    def _begin(self, plan: StepPlan) -> Begun:
+        """Compute a step up to what tokens are sampled from."""
         plans.look(plan, self.rank.label)
         began_s = time.monotonic()
         begins_s = 0.0 if self._line is None else self._line.wait_for_others(plan)
         is_anyone_busy, weights = self._meet(plan)
         if self._transfers is not None:
             self._transfers.begin(plan)
-        result, receive = self._running.execute(plan, weights)
-        result.is_anyone_busy = is_anyone_busy
+        return Begun(plan, began_s, begins_s, self._running.compute(plan, weights), is_anyone_busy)
+
+    def _end(self, begun: Begun, grammar: GrammarOutput | None) -> StepResult | Pending[StepResult | None] | None:
+        """Sample."""
+        plan = begun.plan
+        result, receive = self._running.sample(begun.computed, grammar)
+        result.is_anyone_busy = begun.is_anyone_busy
         report = None if self._transfers is None else self._transfers.report()
         own = with_report(plan, result if self.rank.reports_steps else None, report)
         took_s = self._chance.duration_s(_STEP_S + _TOKEN_S * plan.num_step_tokens) / self.rank.pp_size
-        self._busy_until_s = max(self._busy_until_s, begins_s, time.monotonic()) + took_s
+        self._busy_until_s = max(self._busy_until_s, begun.begins_s, time.monotonic()) + took_s
         if plan.slots and self.rank.reports_steps:  # others don't talk to it, and may compute theirs later
-            note_step(began_s, self._busy_until_s)
+            note_step(begun.began_s, self._busy_until_s)
         if self.config.max_steps_in_flight == 1:
             if took_s:
                 time.sleep(took_s)

@@ -17,7 +17,7 @@ from simulation.cluster.records import Deed, Record
 _KNOWN_S, _TOLD_S = 0.05, 0.5
 """Virtual seconds within which a client knows of a request that has come, and a caller of its end. Threads of a program
 wait for each other meanwhile, some milliseconds each."""
-_LOOKED_AT = {"adapter", "constraint"}
+_LOOKED_AT = {"adapter", "constraint", "mask"}
 """Kinds of requests that the client has only when something of them has been looked at, which may take long."""
 
 

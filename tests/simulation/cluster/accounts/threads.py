@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from raycore.engine.engine_actor import MAX_CLIENTS
 from simulation.cluster.accounts.account import Account, Run, ranks_of
+from simulation.cluster.kinds.masks import MASKED_WORKER
 from simulation.world import kernel
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ LIFELINES = "raycore-lifeline-watch"
 """There is one for each process of a rank on the driver's node. All others have names of their own."""
 OF_A_RANK = 1 + 1 + 1 + 4 + MAX_CLIENTS
 """Threads of concurrency groups: the default one, `run`, `io`, `utility` and `outputs`."""
+OF_MASKS = 1 + 4
+"""Of ranks that make masks: the one that makes them, and those that compile constraints."""
 BESIDE = 2 + 3
 """The main thread and Ray's. The monitor of workers, the lifeline, and one more that may be about to end."""
 
@@ -39,13 +42,14 @@ class Threads(Account):
 
     def idle(self, llm: AsyncLLM) -> Iterator[str]:
         parallel = llm.config.parallel
+        of_a_rank = OF_A_RANK + BESIDE + (OF_MASKS if parallel.worker_cls == MASKED_WORKER else 0)
         num_processes = len(llm._manager.ranks) * (1 + parallel.world_size)
         for name, number in Counter(each.name for each in self._of_driver()).items():
             if name.startswith(OWN) and number > (num_processes if name == LIFELINES else 1):
                 yield f"the driver has {number} threads {name}"
         for connection, process, _ in ranks_of(llm):
             running = [each.name for each in process.threads if not each.is_over]
-            if len(running) > OF_A_RANK + BESIDE:
+            if len(running) > of_a_rank:
                 yield f"dp_rank {connection.dp_rank} has {len(running)} threads: {sorted(running)}"
 
     def not_started(self) -> Iterator[str]:
