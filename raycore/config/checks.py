@@ -311,14 +311,7 @@ def check_state_interval(chosen: dict[str, Any], block_size: int) -> None:
 def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> None:
     num_steps, is_async = chosen.get("max_concurrent_batches"), chosen.get("async_scheduling")
     num_stages = parallel.pipeline_parallel_size
-    speculates, returns_experts = chosen.get("speculative_config"), chosen.get("enable_return_routed_experts")
-    if speculates and returns_experts and (is_async or (num_steps or 1) > num_stages):
-        asked = f"max_concurrent_batches={num_steps}" if num_steps else "async_scheduling=True"
-        raise InvalidConfig(
-            f"{asked} can't be used with speculative_config and enable_return_routed_experts=True, because experts are "
-            "kept by tokens' positions, which only workers know then: omit one of them"
-        )
-    speculative: SpeculativeConfig | None = speculates
+    speculative: SpeculativeConfig | None = chosen.get("speculative_config")
     is_waiting = not is_async and (num_steps or 1) <= num_stages
     if speculative is not None and speculative.has_model and num_stages > 1 and is_waiting:
         raise InvalidConfig(

@@ -26,6 +26,7 @@ OPTIONS = {
 }
 PARAMS = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 SAMPLED = SamplingParams(temperature=1.0, seed=3, n=3, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [(1, 256, 3)]}
 TEXTS = [prompt[:16] for prompt in prompts()[:6]]
 
 
@@ -61,10 +62,12 @@ def check(found: list[RequestOutput], expected: list[RequestOutput]) -> None:
         {"tensor_parallel_size": 2},
         {"pipeline_parallel_size": 2},
         {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+        {"tensor_parallel_size": 2, "async_scheduling": True, "speculative_config": DRAFTS},
+        {"pipeline_parallel_size": 2, "async_scheduling": True, "speculative_config": DRAFTS},
         {"data_parallel_size": 2, "enable_expert_parallel": True},
         {"data_parallel_size": 2, "tensor_parallel_size": 2, "enable_expert_parallel": True},
     ],
-    ids=["TP", "PP", "PP and TP", "EP", "EP and TP"],
+    ids=["TP", "PP", "PP and TP", "TP and drafts", "PP and drafts", "EP", "EP and TP"],
 )
 def test_they_are_the_same_in_all_shapes(
     shape: dict[str, Any], checkpoint: Path, expected: list[RequestOutput]

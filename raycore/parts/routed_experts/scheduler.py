@@ -4,11 +4,16 @@ What the prefix cache holds isn't computed again, so the experts of its tokens a
 array with a row for each place of the KV cache. A result overwrites the rows of the places that its step has computed.
 Results come in the order of steps, and workers write the cache in the same order, so the rows are always those of the
 cache's content after the newest result.
+
+While drafts are in flight, a plan doesn't say which positions its step computes: that depends on how many drafts turn
+out to be right, and on how many the workers make. So the places of all that may be are noted, and the result tells
+which of them they were.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +33,8 @@ class CachedExperts(SchedulerPart):
 
     def __init__(self, spec: ModelSpec) -> None:
         self._rows = ExpertRows.of(spec)
-        self._planned: deque[NDArray[np.int64]] = deque()
-        """Of each step in flight: where its tokens are in the KV cache, request after request."""
+        self._planned: deque[_Places] = deque()
+        """Of each step in flight."""
         self._cached: dict[int, int] = {}
         """By slot: with how many cached tokens its request has begun, until its first result arrives."""
 
@@ -52,21 +57,25 @@ class CachedExperts(SchedulerPart):
         counts = np.ones(len(slots), np.int64)
         if plan.num_tokens:
             counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64)
-        starts = self._slots.computed[slots] - counts
-        positions = np.arange(int(counts.sum())) + np.repeat(starts - (np.cumsum(counts) - counts), counts)
-        self._planned.append(self._blocks.places(np.repeat(slots, counts), positions))
+        ends = self._slots.computed[slots]
+        starts = np.maximum(0, self._slots.least_computed(slots) - counts)
+        counts = ends - starts
+        first_rows = np.cumsum(counts) - counts
+        positions = np.arange(int(counts.sum())) + np.repeat(starts - first_rows, counts)
+        self._planned.append(_Places(self._blocks.places(np.repeat(slots, counts), positions), first_rows - starts))
 
     def result_arrived(self, step: InFlight, result: StepResult) -> None:
         """Keep the experts of all of the step's tokens, and change what is reported of them.
 
         Experts of wrong drafts aren't reported. Those that are kept are overwritten with what follows.
         """
-        places = self._planned.popleft()
-        if not len(places):
-            return
+        planned = self._planned.popleft()
         own = [each for each in result.reports if each[1].part == NAME]
+        if not own:
+            return
         num_rows = len(step.batch.slots)
         by_stage = [own[first : first + num_rows] for first in range(0, len(own), num_rows)]
+        places = planned.of([report for _, report in by_stage[0]])
         rows = self._rows.joined([b"".join(report.data for _, report in stage) for stage in by_stage], len(places))
         self._kept[places] = rows
         result.reports = [each for each in result.reports if each[1].part != NAME]
@@ -89,9 +98,26 @@ class CachedExperts(SchedulerPart):
         assert all(self._slots.requests[slot] is not None for slot in self._cached)
 
 
+class _Places(NamedTuple):
+    """Where tokens of a step in flight are in the KV cache: all that it may compute."""
+
+    places: NDArray[np.int64]
+    """Request after request, in the order of positions."""
+    offsets: NDArray[np.int64]
+    """By row of the batch: what has to be added to a position to find it in `places`."""
+
+    def of(self, reports: list[TokenReport]) -> NDArray[np.int64]:
+        """Return the places of the tokens that were computed, as each row's report says."""
+        firsts = self.offsets + [report.position for report in reports]
+        counts = np.array([report.num_tokens for report in reports])
+        starts = np.cumsum(counts) - counts
+        return self.places[np.arange(int(counts.sum())) + np.repeat(firsts - starts, counts)]
+
+
 def _num_wrong_drafts(step: InFlight, result: StepResult) -> NDArray[np.int64]:
     """Return, by row of the batch, how many of its tokens are drafts that turned out to be wrong."""
     wrong = np.zeros(len(step.batch.slots), np.int64)
-    if step.has_drafts:
-        wrong[step.drafted] = step.drafts.lengths + 1 - step.num_new(result)
+    if result.num_drafts:
+        num_drafts = np.frombuffer(result.num_drafts, np.int32)[step.drafted]
+        wrong[step.drafted] = num_drafts + 1 - step.num_new(result)
     return wrong

@@ -40,7 +40,7 @@ def engines(draw: st.DrawFn, windows: st.SearchStrategy[list[int | None]]) -> Fa
         windows=own,
         num_prefix_states=draw(st.sampled_from([None, 0, 1, 4, 30])),
         mamba_block_size=draw(st.sampled_from([None, block_size, 3 * block_size])),
-        has_experts=own[0] is None and not workers_draft and draw(st.booleans()),
+        has_experts=own[0] is None and draw(st.booleans()),
         workers_draft=workers_draft,
         drafts_ahead=workers_draft and draw(st.booleans()),
     )

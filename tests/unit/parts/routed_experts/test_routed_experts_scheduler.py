@@ -25,7 +25,13 @@ def test_a_cached_prefix_has_the_experts_with_which_it_was_computed(has_cache: b
     assert (engine.runner.num_cached > 0) == has_cache
 
 
-@pytest.mark.parametrize("options", [{}, {"depth": 3}, {"num_right": [2, 0, 5], "depth": 2, "tells_tokens": True}])
+DRAFTED = {"num_right": [2, 0, 5], "depth": 2}
+AHEAD: dict[str, Any] = DRAFTED | {"workers_draft": True}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"depth": 3}, DRAFTED | {"tells_tokens": True}, AHEAD, AHEAD | {"depth": 3, "drafts_ahead": True}]
+)
 def test_preempted_requests_have_their_experts(options: dict[str, Any]) -> None:
     engine = FakeEngineCore(has_experts=True, num_blocks=14, **options)
     for first in range(4):
@@ -45,6 +51,17 @@ def test_wrong_drafts_are_not_reported() -> None:
         engine.runner.unseen.popleft()
         positions += [(report.position, report.num_tokens) for _, report in outputs.reports]
     assert positions == [(0, 5), *((position, 1) for position in range(5, 13))]
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+def test_drafts_in_flight_do_not_shift_the_experts_of_prefixes(depth: int) -> None:
+    """A prefix that goes on where steps were planned while it wasn't known how many drafts were right."""
+    engine = FakeEngineCore(has_experts=True, enable_prefix_caching=True, **AHEAD | {"depth": depth})
+    first = engine.submit(PROMPT, max_tokens=30, ignore_eos=True)
+    engine.run()
+    engine.submit([*PROMPT, *engine.tokens[first]], max_tokens=4)
+    engine.run()
+    assert engine.runner.num_cached > len(PROMPT)
 
 
 def test_nothing_is_kept_of_requests_that_are_aborted_in_flight() -> None:

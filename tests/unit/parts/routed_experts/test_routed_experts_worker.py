@@ -137,9 +137,16 @@ def test_ids_of_many_experts_have_two_bytes(tmp_path: Path) -> None:
         {"async_scheduling": True},
         {"async_scheduling": True, "num_gpu_blocks_override": 12, "block_size": 8},
         {"speculative_config": ALWAYS_DRAFTS},
+        {"speculative_config": ALWAYS_DRAFTS, "async_scheduling": True},
+        {
+            "speculative_config": ALWAYS_DRAFTS,
+            "async_scheduling": True,
+            "num_gpu_blocks_override": 12,
+            "block_size": 8,
+        },
         {"enable_prefix_caching": False},
     ],
-    ids=["chunks", "preemptions", "steps in flight", "both", "drafts", "no prefix cache"],
+    ids=["chunks", "preemptions", "steps in flight", "both", "drafts", "drafts in flight", "all", "no prefix cache"],
 )
 def test_they_survive_what_happens_to_requests(options: dict[str, Any], tmp_path: Path) -> None:
     path = make_checkpoint("mixtral", tmp_path)
