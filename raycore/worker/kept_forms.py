@@ -12,6 +12,7 @@ import msgspec
 import torch
 
 from raycore.cache_layout import CacheLayout
+from raycore.parts.images.checkpoint.vision_tensors import divides
 from raycore.worker.setup import WorkerSetup
 
 
@@ -35,8 +36,15 @@ def layout_of(setup: WorkerSetup, cache: CacheLayout) -> str:
 
 
 def embeddings_of(setup: WorkerSetup) -> str:
-    """Return a text that is the same for workers whose embeddings of an image have the same bytes."""
-    return _digest((setup.config.model.spec.vision, _numbers(setup), setup.rank.tp_size))
+    """Return a text that is the same for workers whose embeddings of an image have the same bytes. Logs show it.
+
+    How many ranks divide the encoder decides the last bits, as they sum in another order.
+    """
+    vision, size = setup.config.model.spec.vision, setup.rank.tp_size
+    numbers = ", ".join(map(str, _numbers(setup)))
+    if setup.config.model.batch_invariant and vision is not None and divides(vision, size):
+        numbers += f", tensor_parallel_size {size}"
+    return f"encoder {_digest(vision)}, {numbers}"
 
 
 def _numbers(setup: WorkerSetup) -> tuple[object, ...]:

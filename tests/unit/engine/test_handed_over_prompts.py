@@ -15,6 +15,7 @@ from msgspec.msgpack import decode
 from msgspec.structs import replace
 from waiting import eventually
 
+from raycore.checkpoint.weight_files import read_header
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
 from raycore.executor.inline import InlineExecutor
@@ -140,16 +141,29 @@ def test_a_dead_engine_costs_a_computation(engines: tuple[EngineCore, EngineCore
     assert Sequence(second, PARAMS, told).finish().tokens == expected
 
 
+@pytest.mark.parametrize("is_changed", [False, True], ids=["copied", "changed"])
 def test_what_other_weights_have_computed_is_not_read(
-    checkpoint: Path, secret_file: str, expected: list[int], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    checkpoint: Path,
+    secret_file: str,
+    expected: list[int],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    is_changed: bool,
 ) -> None:
-    shutil.copytree(checkpoint, tmp_path / "other")
+    """A copy of the files counts as the same weights, wherever it is and however old."""
+    shutil.copytree(checkpoint, tmp_path / "other", copy_function=shutil.copyfile)
+    if is_changed:
+        (file,) = (tmp_path / "other").glob("*.safetensors")
+        norm = next(each for name, each in read_header(file).items() if name.endswith("norm.weight"))
+        with file.open("r+b") as opened:
+            opened.seek(norm.start)
+            opened.write(b"1")
     first = make_core(tmp_path / "other", handing("kv_producer", secret_file))
     second = make_core(checkpoint, handing("kv_consumer", secret_file))
     with caplog.at_level(logging.WARNING):
         found = Sequence(second, PARAMS, compute(first)).finish()
-    assert (found.tokens, found.num_cached) == (expected, 0)
-    assert "its weights, or the paths or times of their files, are others" in caplog.text
+    assert (found.tokens, found.num_cached) == (expected, 0 if is_changed else NUM_READ)
+    assert ("its weights, or the options with which they are read, are others" in caplog.text) == is_changed
     first.shutdown()
     second.shutdown()
 

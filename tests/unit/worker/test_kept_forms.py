@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 from test_setup import ALONE, SHAPE, make
+from vision_checkpoints import QWEN3, make_vision_checkpoint
 
 from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.messages import Computation
 from raycore.worker import kept_forms
 from raycore.worker import setup as worker_setup
@@ -72,3 +74,19 @@ def test_what_computes_counts_where_bits_do(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(worker_setup.WorkerSetup, "computation", Computation("native (other)"))
     assert form(setup) == before[0]
     assert form(exact) != before[1]
+
+
+def test_how_ranks_divide_an_encoder_counts_where_bits_do(tmp_path: Path) -> None:
+    vision = load_model_spec(make_vision_checkpoint(QWEN3, tmp_path / "images")).vision
+    assert vision is not None
+
+    def name(tp_size: int, *, batch_invariant: bool) -> str:
+        rank = msgspec.structs.replace(ALONE, tp_size=tp_size)
+        setup = make(tmp_path, rank, tensor_parallel_size=tp_size, dtype="float32", attention_backend="torch")
+        spec = msgspec.structs.replace(setup.config.model.spec, vision=vision)
+        model = msgspec.structs.replace(setup.config.model, batch_invariant=batch_invariant, spec=spec)
+        return embeddings_of(replace(setup, config=msgspec.structs.replace(setup.config, model=model)))
+
+    assert name(1, batch_invariant=False) == name(2, batch_invariant=False)
+    assert name(1, batch_invariant=True) != name(2, batch_invariant=True)
+    assert "tensor_parallel_size 2" in name(2, batch_invariant=True)

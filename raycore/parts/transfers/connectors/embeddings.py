@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from raycore.class_paths import import_class
 from raycore.errors import InvalidConfig
 from raycore.parts.transfers.config.ec_transfer import ECStoreSettings, ECTransferConfig
+from raycore.parts.transfers.connectors.names_seen import NamesSeen
 from raycore.parts.transfers.connectors.offload.files import BlockFiles
 from raycore.plugins import EC_CONNECTORS
 
@@ -52,11 +53,16 @@ class EmbeddingStore:
         """By number of bytes of an embedding."""
         self.num_loaded = 0
         self.num_saved = 0
+        self._names = NamesSeen(None)
         if self._settings.path is not None and writes_files:
             self._files_of(0).check()
+            self._names = NamesSeen(Path(self._settings.path))
 
     def load(self, name: str, num_bytes: int) -> NDArray[np.uint8] | None:
-        """Return the embeddings of an image, uint8[num_bytes]. None: they aren't here."""
+        """Return the embeddings of an image, uint8[num_bytes]. None: they aren't here.
+
+        `name`: the identity of the weights and, after a space, that of the image.
+        """
         if not self._config.loads:
             return None
         digest = self._digest(name)
@@ -66,6 +72,8 @@ class EmbeddingStore:
         else:
             found = self._read(digest, num_bytes)
         self.num_loaded += found is not None
+        if found is None and not self._config.saves:
+            self._names.missed(self._maker(name))
         return found
 
     def save(self, name: str, data: NDArray[np.uint8]) -> None:
@@ -76,6 +84,7 @@ class EmbeddingStore:
         self._hold(digest, data)
         if self._settings.path is not None and self._writes_files:
             self._files_of(len(data)).write(digest, data)
+            self._names.saved(self._maker(name))
         self.num_saved += 1
 
     def _read(self, digest: bytes, num_bytes: int) -> NDArray[np.uint8] | None:
@@ -106,6 +115,9 @@ class EmbeddingStore:
             limit = self._settings.max_path_bytes
             files = self._files[num_bytes] = self.files_class(Path(self._settings.path), "images", num_bytes, limit)
         return files
+
+    def _maker(self, name: str) -> str:
+        return f"weights {name.partition(' ')[0]}, {self._model}"
 
     def _digest(self, name: str) -> bytes:
         return blake2b(f"{self._model} {name}".encode(), digest_size=_DIGEST_BYTES).digest()

@@ -234,7 +234,7 @@ class DisaggregationScheduler(PeersScheduler):
             return
         why = ""
         if remote.identity != self._identity:
-            why = "its weights, or the paths or times of their files, are others"
+            why = "its weights, or the options with which they are read, are others"
         elif len(remote.workers) != self._num_workers:
             why = f"it has {len(remote.workers)} workers in a rank, and this one {self._num_workers}"
         if why:

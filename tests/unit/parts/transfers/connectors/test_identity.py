@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from configs import make_config
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from raycore.config import EngineConfig
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
@@ -53,6 +57,35 @@ def test_other_numbers_count_in_a_file_of_the_same_name_size_and_time(tmp_path: 
     file.write_bytes(b"2" * 100_000)
     os.utime(file, (5, 5))
     assert files_identity(config_of(tmp_path)) != before
+
+
+def written(path: Path, tensors: dict[str, NDArray[np.float32]]) -> bytes | None:
+    """Write the tensors as a model into a new directory, and return its identity."""
+    path.mkdir()
+    save_file(tensors, path / "model.safetensors")
+    (path / "config.json").write_text("{}")
+    return files_identity(config_of(path))
+
+
+def test_copies_have_the_same_identity_wherever_and_however_old_they_are(tmp_path: Path) -> None:
+    tensors = {"a": np.arange(9000, dtype=np.float32)}
+    before = written(tmp_path / "one", tensors)
+    shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=shutil.copyfile)
+    os.utime(tmp_path / "two" / "model.safetensors", (5, 5))
+    assert files_identity(config_of(tmp_path / "two")) == before
+    (tmp_path / "two" / "model.safetensors").rename(tmp_path / "two" / "other.safetensors")
+    assert files_identity(config_of(tmp_path / "two")) != before
+
+
+@pytest.mark.parametrize("place", [0, -1], ids=["begin", "end"])
+@pytest.mark.parametrize("changed", ["short", "long", "longest"])
+def test_each_tensor_counts(changed: str, place: int, tmp_path: Path) -> None:
+    """Also one between others that are so long that few samples are left for it."""
+    sizes = {"short": 3, "long": 3000, "longest": 9_000_000}
+    tensors = {f"{side}.{name}": np.zeros(size, np.float32) for side in "ab" for name, size in sizes.items()}
+    before = written(tmp_path / "before", tensors)
+    tensors[f"a.{changed}"][place] = 1
+    assert written(tmp_path / "after", tensors) != before
 
 
 OPTIONS: list[dict[str, Any]] = [
