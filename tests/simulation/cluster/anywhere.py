@@ -1,7 +1,7 @@
 """Lets a seed tell the same story wherever this project lies, and whenever it was put there.
 
-Paths are in messages, whose sizes are told, and simulated weights follow from the path of the checkpoint. Kept blocks
-are known by the times of its files. So the world has paths and times of its own.
+Paths are in messages, whose sizes are told, and simulated weights follow from the path of the checkpoint. So the world
+has paths of its own, and files with the same content at two of them are those of different weights.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from unittest import mock
 
 from raycore import kernels, same_copy
-from raycore.config import EngineConfig
 from raycore.demo import demo_model_path
 from raycore.parts.transfers.connectors import identity
 
@@ -23,16 +22,16 @@ _DESCRIPTOR = 250
 """Of the open directory with the bundled model. Few processes have so many open files."""
 MODEL = f"/proc/self/fd/{_DESCRIPTOR}/{Path(demo_model_path()).name}"
 """The checkpoint's path."""
-_files = identity._files
+_content = identity._content
 
 
-def _without_times(config: EngineConfig, path: str | None) -> list[tuple[str, int, int]]:
-    return [(name, size, 0) for name, size, _ in _files(config, path)]
+def _of_path(file: Path, size: int, apart: int) -> bytes:
+    return _content(file, size, apart) + bytes(file)
 
 
 @contextmanager
 def same_paths() -> Iterator[None]:
-    """Within the block, there is a checkpoint at `MODEL` of no time, and raycore is a copy that lies elsewhere."""
+    """Within the block, there is a checkpoint at `MODEL`, and raycore is a copy that lies elsewhere."""
     opened = os.open(Path(demo_model_path()).parent, os.O_RDONLY | os.O_DIRECTORY)
     os.dup2(opened, _DESCRIPTOR, inheritable=False)
     os.close(opened)
@@ -40,7 +39,7 @@ def same_paths() -> Iterator[None]:
         with (
             mock.patch.object(same_copy, "_own", _COPY),
             mock.patch.object(kernels, "FOLDER", _KERNELS),
-            mock.patch.object(identity, "_files", _without_times),
+            mock.patch.object(identity, "_content", _of_path),
         ):
             yield
     finally:
