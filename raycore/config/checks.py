@@ -56,12 +56,6 @@ def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spe
     why = spec.why_not("context_parallelism")
     if why is not None:
         raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which {why}: omit it")
-    speculative: SpeculativeConfig | None = chosen.get("speculative_config")
-    if speculative is not None and speculative.has_model:
-        raise InvalidConfig(
-            f"{asked} can't be used with speculative_config's method {speculative.method!r}, whose model has a cache "
-            "of its own: use 'ngram' or 'suffix', or omit one of them"
-        )
     if parallel.prefill_context_parallel_size > 1 and parallel.enable_expert_parallel:
         raise InvalidConfig(
             f"prefill_context_parallel_size={parallel.prefill_context_parallel_size} can't be used with "

@@ -51,10 +51,6 @@ class ContextParallel:
         width = x_TX.shape[1] // self.num_query_parts
         return self._collectives.gather_columns(x_TX, slice(self._query_rank * width, (self._query_rank + 1) * width))
 
-    def of_first(self, x: Tensor) -> Tensor:
-        """Return the first worker's `x`. Workers that compute the same may round differently."""
-        return self._collectives.all_gather(x)[0]
-
     def leave(self) -> None:
         """Disconnect from the other workers. Idempotent."""
         self._collectives.close()

@@ -57,6 +57,10 @@ class DividedRows:
         padding = [0, 0] * (own_TX.dim() - 1) + [0, self.shares.most_rows - len(own_TX)]
         return torch.cat(self._collectives.all_gather(functional.pad(own_TX, padding))).index_select(0, self._places_T)
 
+    def of_first(self, x: Tensor) -> Tensor:
+        """Return the first worker's `x`. Workers that compute the same may round differently."""
+        return self._collectives.all_gather(x)[0]
+
     def leave(self) -> None:
         """Disconnect from the other workers. Idempotent."""
         self._collectives.close()

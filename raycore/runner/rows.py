@@ -37,6 +37,14 @@ class StepRows(Protocol):
         """Return the rows of all workers, in the order of the step."""
         ...
 
+    def of_first(self, x: Tensor) -> Tensor:
+        """Return the `x` of the first of the workers. They compute the same, but may round differently."""
+        ...
+
+    def leave(self) -> None:
+        """Disconnect from the other workers. Idempotent."""
+        ...
+
 
 class AllRows:
     """This worker computes all rows. Implements `StepRows`."""
@@ -57,6 +65,12 @@ class AllRows:
 
     def gather(self, own_TX: Tensor) -> Tensor:
         return own_TX
+
+    def of_first(self, x: Tensor) -> Tensor:
+        return x
+
+    def leave(self) -> None:
+        """Do nothing: there are no others."""
 
 
 ALL_ROWS = AllRows()

@@ -31,11 +31,6 @@ Agree = Callable[[Tensor], Tensor]
 """Takes the tokens that this worker has sampled, int64[R], and returns those that all go on with."""
 
 
-def own_tokens(token_ids_R: Tensor) -> Tensor:
-    """Return the tokens: all workers that sample them have the same logits, to the last bit."""
-    return token_ids_R
-
-
 def also_sent(links: Sequence[Link], agree: Agree) -> Agree:
     """Return what also sends the tokens to earlier stages, which compute them next."""
 
@@ -60,7 +55,7 @@ class SamplingHead(Head):
         rows: StepRows = ALL_ROWS,
         *,
         reports: bool = True,
-        agree: Agree = own_tokens,
+        agree: Agree = ALL_ROWS.of_first,
     ) -> None:
         """
         Args:

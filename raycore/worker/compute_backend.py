@@ -10,7 +10,7 @@ import torch
 
 from raycore.attention.batch_invariant import BatchInvariantAttention
 from raycore.attention.context_share import ContextShare
-from raycore.attention.divided import DividedAttention, GatheredRowsAttention, PartialAttention
+from raycore.attention.divided import DividedAttention, PartialAttention
 from raycore.attention.gather import GatherAttention
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.kv_tensors import KVTensors
@@ -29,7 +29,6 @@ from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.context_parallel import ContextParallel
-from raycore.parallel.divided_rows import DividedRows
 from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.native import NativeSampling
 from raycore.state.recurrence import Kernels, Recurrence, recurrence_of
@@ -110,7 +109,6 @@ class ComputeBackend:
         max_rows: int,
         groups: Sequence[Sequence[int]] | None = None,
         context: ContextParallel | None = None,
-        rows: DividedRows | None = None,
     ) -> Attention:
         """Return attention to the cache `kv`.
 
@@ -121,20 +119,16 @@ class ComputeBackend:
             groups: the layers of each group of the cache. The k-th layers of all groups share the cache's k-th layer.
                 None: there is one group, with all layers.
             context: the workers that have other tokens' keys and values. None: this one has those of all tokens.
-            rows: divides steps' rows among some of these workers. None: each gets all rows.
         """
         assert context is None or self.attention_by != "triton", "`set_up` refuses it"
         if isinstance(kv, LatentTensors):
-            attention = self._latent_attention(spec, kv, max_rows, context)
+            return self._latent_attention(spec, kv, max_rows, context)
+        if context is None:
+            make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
         else:
-            if context is None:
-                make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
-            else:
-                make = self._divided_maker(kv, max_model_len, max_num_seqs, context)
-            attention = make(spec, kv) if groups is None or len(groups) == 1 else _grouped(make, spec, kv, groups)
-            if spec.is_prepared:
-                attention = PreparedAttention(attention, spec, batch_invariant=self.batch_invariant)
-        return attention if rows is None else GatheredRowsAttention(attention, rows)
+            make = self._divided_maker(kv, max_model_len, max_num_seqs, context)
+        attention = make(spec, kv) if groups is None or len(groups) == 1 else _grouped(make, spec, kv, groups)
+        return PreparedAttention(attention, spec, batch_invariant=self.batch_invariant) if spec.is_prepared else attention
 
     def _latent_attention(
         self, spec: AttentionSpec, kv: LatentTensors, max_rows: int, context: ContextParallel | None

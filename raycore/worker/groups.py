@@ -18,6 +18,7 @@ from raycore.parts.experts.models import experts_of
 from raycore.parts.experts.parallel import ExpertParallel
 from raycore.parts.experts.worker.exchange import WeightExchange
 from raycore.parts.experts.worker.moves import plan_moves
+from raycore.runner.rows import ALL_ROWS, StepRows
 from raycore.worker.rank import Regrouping, WorkerRank
 from raycore.worker.setup import WorkerSetup
 
@@ -33,8 +34,8 @@ class WorkerGroups:
         """The workers of the same stage of this engine."""
         self.context: ContextParallel | None = None
         """The workers with other tokens' keys and values of the same heads. None: this one has those of all tokens."""
-        self.rows: DividedRows | None = None
-        """The workers with which this one divides steps' rows. None: it computes all."""
+        self.rows: StepRows = ALL_ROWS
+        """The workers that have the same weights, with which this one divides steps' rows."""
         self.experts: ExpertParallel | None = None
         """The workers of the same stage of all engines. None: the ranks share no experts."""
         self.source: Link | None = None

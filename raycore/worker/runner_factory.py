@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from raycore.attention.divided import GatheredRowsAttention
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.native import NativeAttention
 from raycore.attention.paged_cache import make_cache
@@ -22,9 +23,9 @@ from raycore.runner.execution import BY_OPERATION, GraphedSteps, StepExecution
 from raycore.runner.heads import Head, NextStage
 from raycore.runner.part import PlanFollower, RunnerPart
 from raycore.runner.recorded_layers import RecordedLayers
-from raycore.runner.rows import ALL_ROWS, StepRows
+from raycore.runner.rows import StepRows
 from raycore.runner.runner import ModelRunner
-from raycore.runner.sampling_head import SamplingHead, also_sent, own_tokens
+from raycore.runner.sampling_head import SamplingHead, also_sent
 from raycore.runner.sources import Source, StageBefore, Tokens, TokensWithImages
 from raycore.runner.step_parts import AdaptedRows, ReturnedTokens
 from raycore.sampling.sampler import Sampler
@@ -57,7 +58,7 @@ def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
     host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups, features)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
     attention, followers = _make_attention(core, cache, max_rows)
-    rows = groups.rows or ALL_ROWS
+    rows = groups.rows
     head, drafting = _make_head(core, batch, rows, cache.num_blocks, max_rows)
     runner = ModelRunner(
         model.network,
@@ -100,7 +101,7 @@ def _make_head(
     sources = [] if groups.source is None else [groups.source]
     if not rank.is_last_stage:
         assert groups.sink is not None, "stages are linked"
-        followed = Followed(model.network, batch, sources, groups.sink)
+        followed = Followed(model.network, batch, rows, sources, groups.sink)
         return NextStage(groups.sink), model.drafting.make_follower(followed)
     for head in (head for heads in core.hooks.heads for head in heads(batch)):
         return head, NO_DRAFTER
@@ -112,11 +113,9 @@ def _make_head(
         batch_invariant=config.model.batch_invariant,
         processors=_make_processors(setup) if config.has_logits_processors else None,
     )
-    agree = groups.context.of_first if groups.context is not None and rank.pcp_size > 1 else own_tokens
-    if links:
-        agree = also_sent(links, agree)
+    agree = also_sent(links, rows.of_first) if links else rows.of_first
     head = SamplingHead(model.network, batch, sampler, rows, reports=rank.reports_steps, agree=agree)
-    drafted = Drafted(model.network, batch, sampler, model.threads, num_blocks, max_rows, links, sources)
+    drafted = Drafted(model.network, batch, rows, sampler, model.threads, num_blocks, max_rows, links, sources)
     return head, model.drafting.make_drafter(drafted)
 
 
@@ -179,6 +178,8 @@ def _make_attention(core: WorkerCore, cache: KVCacheConfig, max_rows: int) -> tu
         attention = _grouped_attention(core, states, cache, max_rows)
     else:
         attention = _encoder_attention(core.setup)
+    if core.rank.pcp_size > 1:
+        attention = GatheredRowsAttention(attention, core.groups.rows)
     attention, followers = core.model.network.around(attention)
     return attention, followers if states is None else [states, *followers]
 
@@ -259,7 +260,6 @@ def _plain_attention(core: WorkerCore, layers: list[int], cache: KVCacheConfig, 
         max_rows=max_rows,
         groups=layer_groups,
         context=groups.context,
-        rows=groups.rows,
     )
     for around_attention in core.hooks.around_attention:
         attention = around_attention(attention, kv.blocks, cache.num_blocks)

@@ -7,8 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from drafting_checkpoints import (
+    STEP,
+    VOCAB,
+    head_config,
+    random_head,
+    write_checkpoint,
+    write_counting_head,
+    write_counting_target,
+)
 from equality import Checkpoints
-from families import FAMILIES, NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+from families import FAMILIES, NUM_NEW_TOKENS, VOCAB_SIZE, make_checkpoint, prompts, reference
 from faults import signal_in_step
 from native_kernels import needs_kernels
 from number_formats import BATCH_INVARIANT
@@ -73,6 +82,62 @@ def test_guesses_ranks_and_sleep_keep_the_reference_tokens(ray_cluster, checkpoi
         llm.sleep(level=2)
         llm.wake_up()
         assert tokens_of(llm) == expected
+
+
+DRAFTING = [
+    ("ngram", SHAPES[0], True),
+    ("suffix", SHAPES[1], True),
+    ("suffix", SHAPES[0], False),
+    ("draft_model", SHAPES[0], False),
+    ("draft_model", SHAPES[1], True),
+    ("a draft model of one rank", SHAPES[0] | SHAPES[1], True),
+    ("eagle3", SHAPES[0], True),
+    ("eagle3", SHAPES[1], False),
+    ("eagle3", SHAPES[1] | {"pipeline_parallel_size": 2}, True),
+]
+"""How tokens are guessed, on which workers, and whether steps are in flight meanwhile."""
+
+
+@pytest.mark.parametrize(
+    ("method", "shape", "is_async"), DRAFTING, ids=[f"{method}, {'-'.join(shape)}" for method, shape, _ in DRAFTING]
+)
+def test_all_ways_of_drafting_keep_the_reference_tokens(
+    ray_cluster, checkpoint, expected, tmp_path, method, shape, is_async
+) -> None:
+    head = head_config(64, VOCAB_SIZE, eagle_aux_hidden_state_layer_ids=[0, 1, 1])
+    settings = {
+        "ngram": NGRAM,
+        "suffix": {"method": "suffix"},
+        "draft_model": {"model": str(checkpoint)},
+        "a draft model of one rank": {"model": str(checkpoint), "draft_tensor_parallel_size": 1},
+    }
+    speculative = settings.get(method) or {"model": str(write_checkpoint(tmp_path / "head", head, random_head(head)))}
+    always = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [(1, 4, 3)]}
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 12}
+    with start(checkpoint, speculative_config=always | speculative, async_scheduling=is_async, **limits, **shape) as llm:
+        assert tokens_of(llm) == expected
+        assert tokens_of(llm) == expected, "with cached prefixes"
+        counts = llm.read_metrics().counts[0]
+        assert counts.num_draft_tokens
+        if speculative.get("model") == str(checkpoint):
+            assert counts.num_accepted_tokens > 0.9 * counts.num_draft_tokens, "the model drafts its own tokens"
+        signal_in_step(llm, 0, llm.engine_infos[0].worker_pids[-1], 5)
+        assert tokens_of(llm) == expected
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+def test_a_head_gets_the_hidden_states_of_all_workers(ray_cluster, tmp_path, shape) -> None:
+    target, head = write_counting_target(tmp_path / "target", 1), write_counting_head(tmp_path / "head")
+    always = {"num_speculative_tokens": 4, "num_speculative_tokens_per_batch_size": [(1, 4, 4)]}
+    options = {"speculative_config": {"model": str(head)} | always, "max_model_len": 128, "standby_delay_s": None}
+    with start(target, **options, **shape) as llm:
+        prompts = [[*range(9, 9 + length), first] for length, first in ((40, 3), (1, 50))]
+        outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], GREEDY, use_tqdm=False)
+        found = [list(output.outputs[0].token_ids) for output in outputs]
+        counts = llm.read_metrics().counts[0]
+    steps = range(STEP, STEP * (NUM_NEW_TOKENS + 1), STEP)
+    assert found == [[(prompt[-1] + offset) % VOCAB for offset in steps] for prompt in prompts]
+    assert counts.num_accepted_tokens > 0.5 * counts.num_draft_tokens > 0
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def write_checkpoint(path: Path, config: dict[str, Any], tensors: dict[str, torc
     return path
 
 
-def write_counting_target(path: Path) -> Path:
+def write_counting_target(path: Path, num_kv_heads: int = HEADS) -> Path:
     """Write the counting model, with the demo model's tokenizer."""
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -96,6 +96,7 @@ def write_counting_target(path: Path) -> Path:
         "intermediate_size": FEED_FORWARD,
         "num_hidden_layers": _LAYERS,
         "num_attention_heads": HEADS,
+        "num_key_value_heads": num_kv_heads,
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-6,
         "tie_word_embeddings": False,
@@ -108,7 +109,7 @@ def write_counting_target(path: Path) -> Path:
         "lm_head.weight": _SHARPNESS * _after(1),
     }
     for layer in range(_LAYERS):
-        for name, tensor in _idle_layer(HIDDEN).items():
+        for name, tensor in _idle_layer(HIDDEN, num_kv_heads).items():
             tensors[f"model.layers.{layer}.{name}"] = tensor
     write_checkpoint(path, config, tensors)
     for file in Path(demo_model_path()).glob("token*"):
@@ -157,9 +158,12 @@ def _after(num_steps: int) -> torch.Tensor:
     return rows_VD
 
 
-def _idle_layer(num_inputs: int) -> dict[str, torch.Tensor]:
+def _idle_layer(num_inputs: int, num_kv_heads: int = HEADS) -> dict[str, torch.Tensor]:
     """A layer that adds nothing. `num_inputs`: of the query, key and value projections."""
-    tensors = {f"self_attn.{name}_proj.weight": torch.zeros(HIDDEN, num_inputs) for name in "qkv"}
+    sizes = {"q": HEADS, "k": num_kv_heads, "v": num_kv_heads}
+    tensors = {
+        f"self_attn.{name}_proj.weight": torch.zeros(HIDDEN // HEADS * size, num_inputs) for name, size in sizes.items()
+    }
     tensors |= {f"mlp.{name}_proj.weight": torch.zeros(FEED_FORWARD, HIDDEN) for name in ("gate", "up")}
     tensors |= {f"{name}.weight": torch.ones(HIDDEN) for name in ("input_layernorm", "post_attention_layernorm")}
     tensors |= {"self_attn.o_proj.weight": torch.zeros(HIDDEN, HIDDEN)}

@@ -36,6 +36,7 @@ from raycore.parts.drafts.runner.eagle3 import Eagle3
 from raycore.parts.drafts.runner.rows import num_scratch_blocks
 from raycore.parts.drafts.weights import load_eagle3_weights
 from raycore.runner.compute_threads import ComputeThreads
+from raycore.runner.rows import ALL_ROWS
 from raycore.weights.share import WeightShare
 
 MAX_DRAFT = 5
@@ -157,7 +158,8 @@ class Eagle3Runner:
         num_blocks = NUM_BLOCKS + 8 * num_scratch_blocks(MAX_DRAFT, BLOCK_SIZE)
         kv = KVTensors(1, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, operations.device)
         attention = make_attention(spec, network, kv, MAX_MODEL_LEN, 8, self._backend)
-        drafting = Eagle3(network, target, head.target_layers, attention, batch, ComputeThreads(), max_step_tokens=64)
+        of_target = target, head.target_layers, attention, batch, ALL_ROWS, ComputeThreads()
+        drafting = Eagle3(network, *of_target, max_step_tokens=64)
         sizes = {"max_tokens": MAX_DRAFT, "block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
         return Drafter(drafting, batch, sampler, max_model_len=MAX_MODEL_LEN, **sizes)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from raycore.attention.paged_cache import bytes_per_block, make_cache
 from raycore.attention.spec import Attention, AttentionSpec, MixerConstants
@@ -34,6 +35,7 @@ from raycore.parts.drafts.runner.stored_drafts import DraftsAfterSteps, StoredDr
 from raycore.parts.drafts.runner.token_guesses import SharedDrafts, TokenGuesses
 from raycore.parts.drafts.weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
 from raycore.runner.compute_threads import ComputeThreads
+from raycore.runner.rows import StepRows
 from raycore.runner.step_memory import scratch_bytes, step_bytes
 from raycore.sampling.sampler import Sampler
 from raycore.step.device_batch import DeviceBatch
@@ -51,6 +53,8 @@ class Drafted(NamedTuple):
 
     target: Network
     batch: DeviceBatch
+    rows: StepRows
+    """Which rows of a step's layers this worker computes. Drafts it computes alone."""
     sampler: Sampler
     threads: ComputeThreads
     num_blocks: int
@@ -66,12 +70,18 @@ class Drafted(NamedTuple):
         """Return what drafts as `drafting`, for a step that begins on an earlier stage if there is any."""
         return DraftsAfterSteps(drafting, self.links, self.batch, max_tokens) if self.links else drafting
 
+    def of_first(self, ranks: TensorParallel) -> Callable[[Tensor], Tensor]:
+        """Return what takes a tensor of every worker of the stage, and returns that of the first one."""
+        return lambda x: self.rows.of_first(ranks.all_gather(x)[0])
+
 
 class Followed(NamedTuple):
     """A stage before the one that drafts."""
 
     target: Network
     batch: DeviceBatch
+    rows: StepRows
+    """Which rows of a step's layers this worker computes."""
     sources: Sequence[Link]
     """From the stage before, if there is one."""
     sink: Link
@@ -141,11 +151,13 @@ class TakingWorker(DraftWorker):
 
     def __init__(self, ranks: TensorParallel, device: torch.device, max_tokens: int) -> None:
         """`max_tokens`: maximum length of a draft."""
-        self._share = DraftsOfFirst(ranks, device)
+        self._ranks = ranks
+        self._device = device
         self._max_tokens = max_tokens
 
     def make_drafter(self, drafted: Drafted) -> Drafting:
-        return drafted.for_stages(SharedDrafts(self._share), self._max_tokens)
+        share = DraftsOfFirst(drafted.of_first(self._ranks), self._device)
+        return drafted.for_stages(SharedDrafts(share), self._max_tokens)
 
 
 class FollowingWorker(DraftWorker):
@@ -165,7 +177,7 @@ class FollowingWorker(DraftWorker):
         sizes, head = (len(followed.batch.host.num_known), self._drafter.num_speculative_tokens), self._drafter.head
         if head is None:
             return StoredDrafts(*sizes)
-        of_target = followed.target, head.target_layers, followed.sources
+        of_target = followed.target, head.target_layers, followed.sources, followed.rows
         states = StageStates(*of_target, self._max_rows, followed.batch.device)
         return ReadStage(states, followed.sink, *sizes)
 
@@ -195,7 +207,7 @@ class NetworkDrafts(DraftWorker, ABC):
         self._device = device
         self._dtype = dtype
         heads = drafter.spec.attention.heads(drafter.spec, self._ranks.size)
-        model, block_size = config.model, config.cache.block_size
+        model, block_size = config.model, config.tokens_per_block
         try:
             attention = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
             cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, attention, device, dtype, heads)
@@ -206,7 +218,7 @@ class NetworkDrafts(DraftWorker, ABC):
         self._share = WeightShare(drafter.spec, dtype, self._ranks.rank, self._ranks.size, device=device)
 
     def bytes_per_block(self) -> int:
-        spec, block_size = self._drafter.spec, self._config.cache.block_size
+        spec, block_size = self._drafter.spec, self._limits.block_size
         heads = spec.attention.heads(spec, self._ranks.size)
         return bytes_per_block(heads, spec.num_layers, block_size, self._backend.cache_dtype)
 
@@ -230,7 +242,11 @@ class NetworkDrafts(DraftWorker, ABC):
         )
 
     def make_drafter(self, drafted: Drafted) -> Drafting:
-        share = own_drafts if self._ranks.size == self._all_ranks.size else DraftsOfFirst(self._all_ranks, self._device)
+        config, is_shared = self._config, self._ranks.size == self._all_ranks.size
+        if is_shared and config.parallel.prefill_context_parallel_size == 1:
+            share = own_drafts
+        else:
+            share = DraftsOfFirst(drafted.of_first(self._all_ranks), self._device)
         drafter = Drafter(
             self._make_network(drafted),
             drafted.batch,
@@ -275,12 +291,13 @@ class NetworkDrafts(DraftWorker, ABC):
             num_tokens=scheduler.max_num_batched_tokens,
             num_seqs=scheduler.max_num_seqs,
             max_model_len=scheduler.max_model_len,
-            block_size=self._config.cache.block_size,
+            # this worker has the keys and values of all tokens, though it may have only some of the target's
+            block_size=self._config.tokens_per_block,
         )
 
     @property
     def _num_scratch_blocks(self) -> int:
-        per_slot = num_scratch_blocks(self._drafter.num_speculative_tokens, self._config.cache.block_size)
+        per_slot = num_scratch_blocks(self._drafter.num_speculative_tokens, self._limits.block_size)
         return self._config.scheduler.max_num_seqs * per_slot
 
     @property
@@ -359,14 +376,14 @@ class HeadWorker(NetworkDrafts):
         assert self.network is not None, "load() comes first"
         attention = self._make_attention(self.network.constants, drafted)
         max_tokens, layers = max(self._limits.num_tokens, drafted.max_rows), self._head.target_layers
-        of_target = drafted.target, layers, attention, drafted.batch, drafted.threads
+        of_target = drafted.target, layers, attention, drafted.batch, drafted.rows, drafted.threads
         return Eagle3(self.network, *of_target, max_step_tokens=max_tokens, links=drafted.sources)
 
 
 def make_draft_worker(
     setup: WorkerSetup, ranks: TensorParallel, make_network: Callable[[ModelSpec], Callable[..., Network]]
 ) -> DraftWorker:
-    """Return a worker's part in drafting. If one worker is enough, that is the one that reports steps.
+    """Return a worker's part in drafting. If one tensor-parallel rank is enough, that is the first one.
 
     Args:
         ranks: the workers that share the target.
@@ -381,7 +398,7 @@ def make_draft_worker(
         return NO_DRAFTING if speculative is None else GuessingWorker(speculative)
     if not rank.is_last_stage:
         return FollowingWorker(config, drafter, setup.dtype)
-    if drafter.tensor_parallel_size < rank.tp_size and not rank.reports_steps:
+    if drafter.tensor_parallel_size < rank.tp_size and rank.tp_rank > 0:
         sizes = setup.device, drafter.num_speculative_tokens
         return TakingWorker(ranks, *sizes) if config.workers_draft else NO_DRAFTING
     of_worker = setup.config, drafter, ranks, setup.device, setup.dtype

@@ -96,27 +96,22 @@ def test_prefills_are_divided_over_more_workers(configure) -> None:
             ["decode_context_parallel_size=2", "GPUs"],
         ),
         (
-            {
-                "prefill_context_parallel_size": 2,
-                "speculative_config": {"method": "draft_model", "model": "", "num_speculative_tokens": 2},
-            },
-            ["prefill_context_parallel_size=2", "'draft_model'", "'ngram'"],
-        ),
-        (
             {"prefill_context_parallel_size": 2, "executor_backend": "inline"},
             ["prefill_context_parallel_size=2 needs 2", "executor_backend='ray'"],
         ),
     ],
 )
-def test_what_cannot_be_divided_is_refused_with_what_works(configure, tmp_path, options, fragments) -> None:
-    if "speculative_config" in options:
-        options = options | {"speculative_config": options["speculative_config"] | {"model": str(tmp_path)}}
+def test_what_cannot_be_divided_is_refused_with_what_works(configure, options, fragments) -> None:
     with pytest.raises(InvalidConfig) as raised:
         configure(**options)
     for fragment in fragments:
         assert fragment in str(raised.value)
 
 
-def test_guesses_without_a_model_are_allowed(configure) -> None:
-    guesses = {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 2}
+@pytest.mark.parametrize("method", [{"method": "ngram", "prompt_lookup_max": 2}, {"method": "draft_model"}])
+def test_drafts_are_allowed(configure, tmp_path, method) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE))
+    guesses = {"num_speculative_tokens": 2} | method
+    if guesses["method"] == "draft_model":
+        guesses["model"] = str(tmp_path)
     assert configure(prefill_context_parallel_size=2, speculative_config=guesses).max_drafts == 2

@@ -35,13 +35,12 @@ def test_each_worker_gets_all_queries_and_all_parts_of_its_own_heads():
         q_TX = context.gather_queries(torch.full((NUM_TOKENS, 2 * WIDTH), float(query_rank))[:, :WIDTH])
         # what a worker computes says who computed it, and for whose heads
         parts_PTX = context.exchange_parts(q_TX * 10 + rank)
-        return q_TX, parts_PTX, context.of_first(torch.tensor([rank]))
+        return q_TX, parts_PTX
 
-    for rank, (q_TX, parts_PTX, first) in enumerate(on_every_worker(2, 3, use)):
+    for rank, (q_TX, parts_PTX) in enumerate(on_every_worker(2, 3, use)):
         assert q_TX.tolist() == [[0.0] * WIDTH + [1.0] * WIDTH + [2.0] * WIDTH] * NUM_TOKENS
         assert parts_PTX.tolist() == [[[rank % 3 * 10.0 + part] * WIDTH] * NUM_TOKENS for part in range(6)]
         assert parts_PTX.is_contiguous()
-        assert first.tolist() == [0]
 
 
 def test_workers_with_the_same_queries_exchange_only_parts():

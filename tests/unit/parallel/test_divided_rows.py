@@ -31,10 +31,10 @@ def test_rows_that_are_computed_apart_are_put_in_the_order_of_the_step(counts: l
         rows = DividedRows(rank, NUM_WORKERS, collectives, torch.device("cpu"))
         rows.begin(step)
         own = rows.own(x_TX)
-        return len(own), rows.gather(own)
+        return len(own), rows.gather(own), rows.of_first(torch.tensor([rank])).tolist()
 
     with ThreadPoolExecutor(NUM_WORKERS) as pool:
         found = list(pool.map(run, range(NUM_WORKERS)))
-    assert all(torch.equal(gathered, x_TX) for _, gathered in found)
-    num_rows = [num for num, _ in found]
+    assert all(torch.equal(gathered, x_TX) and first == [0] for _, gathered, first in found)
+    num_rows = [num for num, _, _ in found]
     assert max(num_rows) < sum(counts) if max(counts) > SHORT else num_rows == [sum(counts)] * NUM_WORKERS

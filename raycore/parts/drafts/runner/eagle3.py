@@ -21,6 +21,7 @@ from raycore.parts.drafts.runner.rows import DraftRows
 from raycore.parts.drafts.runner.stage_states import StageStates
 from raycore.profile_session import ProfiledParts
 from raycore.runner.compute_threads import ComputeThreads
+from raycore.runner.rows import StepRows
 from raycore.step.batch import Ints, StepInputs
 from raycore.step.copies import to_device_together
 from raycore.step.device_batch import DeviceBatch, StepTensors
@@ -36,6 +37,7 @@ class Eagle3:
         target_layers: list[int],
         attention: Attention,
         batch: DeviceBatch,
+        rows: StepRows,
         threads: ComputeThreads,
         *,
         max_step_tokens: int,
@@ -45,6 +47,7 @@ class Eagle3:
         Args:
             target_layers: the target's layers whose inputs the head reads.
             attention: the head's, with blocks that have the same numbers as the target's.
+            rows: which rows of the target's layers this worker computes. Those of the head it computes all.
             max_step_tokens: the largest number of rows of the target's steps, padding included.
             links: from the stage before, if there is one.
         """
@@ -53,7 +56,7 @@ class Eagle3:
         self._batch = batch
         self._threads = threads
         dtype, device = target.dtype, batch.device
-        self._states = StageStates(target, target_layers, links, max_step_tokens, device)
+        self._states = StageStates(target, target_layers, links, rows, max_step_tokens, device)
         self.taps = self._states.taps
         self._hidden_SD = torch.zeros(len(batch.host.num_known), head.hidden_size, dtype=dtype, device=device)
         """By slot: what the head reads of the token before the newest one."""

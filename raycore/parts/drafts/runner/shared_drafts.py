@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.drafts.guesses.drafts import Drafts
 from raycore.step.batch import Ints
 
@@ -34,13 +35,14 @@ def own_drafts(drafts: Drafts, slots: Ints, limits: Ints) -> Drafts:
 class DraftsOfFirst:
     """All workers go on with the drafts of the first one. Implements `ShareDrafts`."""
 
-    def __init__(self, ranks: TensorParallel, device: torch.device) -> None:
-        self._ranks = ranks
+    def __init__(self, of_first: Callable[[Tensor], Tensor], device: torch.device) -> None:
+        """`of_first`: returns the first worker's of the tensors that all call it with."""
+        self._of_first = of_first
         self._device = device
 
     def __call__(self, drafts: Drafts, slots: Ints, limits: Ints) -> Drafts:
         table = np.zeros((len(slots), 1 + int(limits.max())), np.int32)
         rows, width = np.searchsorted(slots, drafts.slots), drafts.padded_ids.shape[1]
         table[rows, 0], table[rows, 1 : 1 + width] = drafts.lengths, drafts.padded_ids
-        first = self._ranks.all_gather(torch.as_tensor(table, device=self._device))[0].cpu().numpy()
+        first = self._of_first(torch.as_tensor(table, device=self._device)).cpu().numpy()
         return Drafts(slots, first[:, 0].astype(np.int64), first[:, 1:]).shortened(first[:, 0])

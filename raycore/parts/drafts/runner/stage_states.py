@@ -15,6 +15,7 @@ from raycore.decoder.network import Network, Taps
 from raycore.parallel.links import Link
 from raycore.parts.drafts.runner.stored_drafts import StoredDrafts
 from raycore.runner.part import StepExtra
+from raycore.runner.rows import StepRows
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 
@@ -27,6 +28,7 @@ class StageStates:
         target: Network,
         target_layers: Sequence[int],
         links: Sequence[Link],
+        rows: StepRows,
         max_rows: int,
         device: torch.device,
     ) -> None:
@@ -34,12 +36,14 @@ class StageStates:
         Args:
             target_layers: the layers that the head reads, ascending.
             links: from the stage before, if there is one.
+            rows: which rows of a step the layers of this worker get.
             max_rows: the largest number of rows of a step, padding included.
         """
         assert target.takes_taps, "a head reads the target's hidden states"
         stage = target.stage.layers
         size, known = target.hidden_size, [layer for layer in target_layers if layer < stage.stop]
         self._links = links
+        self._rows = rows
         self._num_before = size * sum(layer < stage.start for layer in target_layers)
         """Numbers of each token that the stage before sends."""
         self._states_TX = torch.zeros(max_rows, len(known) * size, dtype=target.dtype, device=device)
@@ -58,6 +62,7 @@ class StageStates:
         return states_TX
 
     def _keep(self, columns: slice, hidden_TD: Tensor) -> None:
+        hidden_TD = self._rows.gather(hidden_TD)
         self._states_TX[: len(hidden_TD), columns].copy_(hidden_TD)
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from raycore.parts.drafts.runner.stage_states import ReadStage, StageStates
+from raycore.runner.rows import ALL_ROWS
 
 SIZE, MAX_ROWS = 3, 5
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ def test_states_of_all_stages_are_side_by_side(read: list[int]) -> None:
         target: Any = SimpleNamespace(
             takes_taps=True, hidden_size=SIZE, dtype=torch.float32, stage=SimpleNamespace(layers=layers)
         )
-        states.append(StageStates(target, read, pipes[number - 1 : number] if number else [], MAX_ROWS, CPU))
+        states.append(StageStates(target, read, pipes[number - 1 : number] if number else [], ALL_ROWS, MAX_ROWS, CPU))
     parts = [ReadStage(each, pipe, 4, 2) for each, pipe in zip(states, pipes, strict=False)]
     for num_rows in (4, 1):
         inputs = {layer: torch.randn(num_rows, SIZE) for layer in range(6)}
