@@ -52,10 +52,6 @@ def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spe
     if parallel.context_parallel_size == 1:
         return
     check_context_device(chosen.get("device"), parallel)
-    asked = _context_options(parallel)
-    why = spec.why_not("context_parallelism")
-    if why is not None:
-        raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which {why}: omit it")
     if parallel.prefill_context_parallel_size > 1 and parallel.enable_expert_parallel:
         raise InvalidConfig(
             f"prefill_context_parallel_size={parallel.prefill_context_parallel_size} can't be used with "
@@ -294,11 +290,13 @@ def check_cache_dtype(chosen: dict[str, Any]) -> None:
         )
 
 
-def check_state_interval(chosen: dict[str, Any], block_size: int) -> None:
+def check_state_interval(chosen: dict[str, Any], block_size: int, num_shares: int) -> None:
+    """`num_shares`: how many workers hold different tokens of a block, `block_size` each."""
     interval = chosen.get("mamba_block_size")
-    if interval is not None and interval % block_size:
+    if interval is not None and interval % (block_size * num_shares):
+        of_workers = f" times the {num_shares} workers that hold different tokens" if num_shares > 1 else ""
         raise InvalidConfig(
-            f"mamba_block_size={interval} isn't a multiple of block_size={block_size}: choose one that is"
+            f"mamba_block_size={interval} isn't a multiple of block_size={block_size}{of_workers}: choose one that is"
         )
 
 

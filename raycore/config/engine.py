@@ -254,7 +254,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         """The rows of states on each worker. None: the model's layers keep no states."""
         if not self.model.spec.keeps_states:
             return None
-        return StateRows.of(self.cache, self.scheduler.max_num_seqs, self.max_drafts)
+        return StateRows.of(self.cache, self.scheduler.max_num_seqs, self.max_drafts, self.tokens_per_block)
 
     @property
     def model_config(self) -> ModelConfig:

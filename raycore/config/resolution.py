@@ -195,7 +195,7 @@ def resolve(
         plugins=plugins,
     )
     check_loader_config(config.model)
-    check_state_interval(chosen, config.cache.block_size)
+    check_state_interval(chosen, config.cache.block_size, config.parallel.context_parallel_size)
     check_num_ranks(config)
     return config.fitted()
 

@@ -32,12 +32,12 @@ class StateRows(NamedTuple):
         return self.first_prefix + self.num_prefixes
 
     @classmethod
-    def of(cls, cache: CacheConfig, max_num_seqs: int, max_drafts: int) -> StateRows:
-        """Return the rows that options ask for."""
+    def of(cls, cache: CacheConfig, max_num_seqs: int, max_drafts: int, tokens_per_block: int) -> StateRows:
+        """Return the rows that options ask for. States of prefixes are those after whole blocks."""
         num_prefixes = max_num_seqs if cache.num_prefix_states is None else cache.num_prefix_states
         return cls(
             max_num_seqs,
             1 + max_drafts,
             num_prefixes if cache.enable_prefix_caching else 0,
-            cache.mamba_block_size or -(-_DEFAULT_INTERVAL // cache.block_size) * cache.block_size,
+            cache.mamba_block_size or -(-_DEFAULT_INTERVAL // tokens_per_block) * tokens_per_block,
         )

@@ -21,10 +21,8 @@ from raycore.models.rows import Rows
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec  # it has layers
 
-Refusable = Literal[
-    "context_parallelism", "kv_transfer", "draft_model", "graphs", "roofline", "quantization", "fp8", "integers"
-]
-"""What a part may not work with: workers that divide sequences, connectors, being a draft model's, CUDA graphs, a
+Refusable = Literal["kv_transfer", "draft_model", "graphs", "roofline", "quantization", "fp8", "integers"]
+"""What a part may not work with: connectors, being a draft model's, CUDA graphs, a
 simulation by its sizes alone, weights that are quantized while they are loaded, or computed in fp8 or in integers."""
 
 

@@ -96,6 +96,11 @@ class MatrixRecurrence(Recurrence):
 class StateMemory(MixerMemory):
     """That of layers that keep a state."""
 
+    def exchanged_bytes(self) -> int:
+        """Return no more than a layer's: those of the rows that other workers have projected, if they divide rows."""
+        has_copies = self.limits.context_size > self.limits.num_query_parts
+        return self.layer_bytes(is_native=False) if has_copies else 0
+
     def layer_bytes(self, *, is_native: bool) -> int:
         recurrence, item_size = recurrence_of(self.mixer, self.tp_size), self.dtype.itemsize
         is_native = is_native and recurrence.backend("native") == "native"

@@ -558,7 +558,9 @@ class FakeEngineCore:
             mamba_block_size=mamba_block_size,
             num_prefix_states=num_prefix_states,
         )
-        state_rows = None if num_prefix_states is None else StateRows.of(cache, max_num_seqs, max_drafts)
+        state_rows = None
+        if num_prefix_states is not None:
+            state_rows = StateRows.of(cache, max_num_seqs, max_drafts, block_size)
         parts: list[SchedulerPart] = [AdapterLimit(max_adapters), Constraints(defers_masks=masks is not None)]
         if masks is not None:
             parts.append(masks)
