@@ -9,6 +9,7 @@ k·S to (k + 1)·S of every worker, so all workers use the same block tables.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,12 +43,17 @@ class ContextShare:
         """Return for each position whether the worker has its token."""
         return positions // self.block_size % self.size == self.index
 
-    def seen(self, positions: Ints, window: int | None) -> tuple[Ints, Ints]:
+    def seen(
+        self, positions: Ints, window: int | None, last: NDArray[np.integer[Any]] | None = None
+    ) -> tuple[Ints, Ints]:
         """Return the local positions of the keys that the tokens at these positions see: the first ones, and the ends.
 
-        `window`: how many tokens a token sees, itself included. None: all up to its own.
+        Args:
+            window: how many tokens a token sees, itself included. None: all up to its own.
+            last: how many of the sequence's first tokens each token sees, as in `StepFeatures.ends`. None: all up to
+                itself.
         """
-        ends = self.num_owned(positions + 1)
+        ends = self.num_owned(positions + 1 if last is None else last.astype(np.int64))
         if window is None:
             return np.zeros_like(ends), ends
         return self.num_owned(np.maximum(positions + 1 - window, 0)), ends

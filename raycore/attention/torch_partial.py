@@ -101,7 +101,7 @@ class TorchPartialAttention:
         return merged_TNH.to(self._spec.dtype).flatten(1)
 
     def _decodes_and_chunks(self, step: StepInputs, window: int | None) -> list[_Unit]:
-        firsts_T, ends_T = self._share.seen(step.positions, window)
+        firsts_T, ends_T = self._share.seen(step.positions, window, step.features.ends if step.features else None)
         block_size = self._kv.block_size
         units: list[_Unit] = []
         if step.num_decodes:

@@ -91,8 +91,8 @@ def check_vision(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSp
     num_deep, stage = len(spec.vision.deepstack_layers), parallel.stages(spec)[0]
     if speculative is not None and speculative.has_model:
         asked = f"speculative_config's method {speculative.method!r}, whose model sees none: use 'ngram' or 'suffix'"
-    elif parallel.context_parallel_size > 1:
-        asked = f"{_context_options(parallel)}: omit it"
+    elif parallel.context_parallel_size > 1 and spec.encodes_only:
+        asked = f"{_context_options(parallel)} in an engine that only encodes them: omit it"
     elif len(stage.layers) <= num_deep and not spec.encodes_only:
         asked = (
             f"a first stage of {len(stage.layers)} layers, because embeddings of images are added in the first "
@@ -131,8 +131,6 @@ def check_prompt_embeds(chosen: dict[str, Any], parallel: ParallelConfig, spec: 
             f"speculative_config's method {speculative.method!r}, whose model needs tokens: use 'ngram' or 'suffix', "
             "or omit one of them"
         )
-    elif parallel.context_parallel_size > 1:
-        asked = f"{_context_options(parallel)}: omit one of them"
     if asked is not None:
         raise InvalidConfig(f"enable_prompt_embeds=True can't be used with {asked}")
 

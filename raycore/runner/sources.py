@@ -6,6 +6,8 @@ Shape suffixes: T rows of the step that this worker computes, D hidden size.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -47,11 +49,19 @@ class Tokens(Source):
 class TokensWithImages(Source):
     """Tokens, with embeddings of images, or of prompts, in the place of some."""
 
-    def __init__(self, images: StepImages, batch: DeviceBatch, network: Network, threads: ComputeThreads) -> None:
+    def __init__(
+        self,
+        images: StepImages,
+        batch: DeviceBatch,
+        network: Network,
+        threads: ComputeThreads,
+        rows: StepRows = ALL_ROWS,
+    ) -> None:
         self.images = images
         self._batch = batch
         self._network = network
         self._threads = threads
+        self._rows = rows
 
     def begin(self, plan: StepPlan, step: StepInputs, tensors: StepTensors, result: StepResult) -> None:
         """Encode images, and drop embeddings."""
@@ -61,13 +71,24 @@ class TokensWithImages(Source):
             self._threads.adapt()
 
     def taps(self, step: StepInputs) -> Taps:
-        return self.images.deepstack(step.features.rows) if step.features and step.features.rows else NO_TAPS
+        if step.features is None or not step.features.rows:
+            return NO_TAPS
+        taps = self.images.deepstack(step.features.rows)
+        if not self._rows.is_divided:
+            return taps
+        return {layer: partial(self._add_own, add, len(step.positions)) for layer, add in taps.items()}
+
+    def _add_own(self, add: Callable[[Tensor], None], num_rows: int, own_TD: Tensor) -> None:
+        """Add to this worker's rows what `add` adds to all."""
+        added_TD = own_TD.new_zeros(num_rows, own_TD.shape[1])
+        add(added_TD)
+        own_TD += self._rows.own(added_TD)
 
     def read(self, step: StepInputs, tensors: StepTensors) -> Tensor:
         token_ids_T = self._batch.token_ids_of(tensors)
         if step.features is None or not step.features.rows:
-            return token_ids_T
-        return self.images.merged(self._network.vocabulary.embed(token_ids_T), step.features.rows)
+            return self._rows.own(token_ids_T)
+        return self._rows.own(self.images.merged(self._network.vocabulary.embed(token_ids_T), step.features.rows))
 
     def parts(self) -> ProfiledParts:
         return self.images.parts()

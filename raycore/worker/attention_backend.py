@@ -16,6 +16,7 @@ from raycore.kernels import Backend
 from raycore.kernels import library as native_kernels
 from raycore.layers import fp8_linear
 from raycore.models.mixers.spec import HeadShape
+from raycore.models.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,24 @@ def choose_attention_backend(
     # the log says already if there are no native kernels
     if device.type == "cuda" or no_kernels is None:
         logger.warning("attention is computed by plain torch, which is slow: %s", reason)
+    return "torch"
+
+
+def choose_divided_backend(backend: Backend, asked: str, spec: ModelSpec) -> Backend:
+    """Return what computes attention to one worker's share of the keys, where `backend` computes that to all keys.
+
+    Raises:
+        InvalidConfig: these kernels were asked for, and can't.
+    """
+    if backend != "native" or spec.vision is None:
+        return backend
+    if not spec.vision.is_bidirectional and not any(each is not None and each.sections for each in spec.rotations):
+        return backend
+    reason = "with context parallelism, the native kernels know neither rotations by three positions nor images whose "
+    reason += "tokens see each other"
+    if asked == backend:
+        raise InvalidConfig(f"attention_backend={asked!r}: {reason}. Use 'torch' or 'auto', which are slower here")
+    logger.warning("attention is computed by plain torch, which is slow: %s", reason)
     return "torch"
 
 

@@ -128,7 +128,9 @@ class ComputeBackend:
         else:
             make = self._divided_maker(kv, max_model_len, max_num_seqs, context)
         attention = make(spec, kv) if groups is None or len(groups) == 1 else _grouped(make, spec, kv, groups)
-        return PreparedAttention(attention, spec, batch_invariant=self.batch_invariant) if spec.is_prepared else attention
+        return (
+            PreparedAttention(attention, spec, batch_invariant=self.batch_invariant) if spec.is_prepared else attention
+        )
 
     def _latent_attention(
         self, spec: AttentionSpec, kv: LatentTensors, max_rows: int, context: ContextParallel | None

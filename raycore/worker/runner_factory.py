@@ -89,7 +89,7 @@ def _make_source(core: WorkerCore, batch: DeviceBatch, rows: StepRows) -> Source
         assert link is not None, "stages are linked"
         return StageBefore(link, rows, network)
     images = _make_images(core.setup, core.model, core.groups)
-    return Tokens(batch, rows) if images is None else TokensWithImages(images, batch, network, core.model.threads)
+    return Tokens(batch, rows) if images is None else TokensWithImages(images, batch, network, core.model.threads, rows)
 
 
 def _make_head(

@@ -21,7 +21,12 @@ from raycore.node.versions import hardware
 from raycore.parts.experts.models import ExpertShare, experts_of
 from raycore.weights.linear_formats import LinearFormats
 from raycore.weights.share import WeightShare
-from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
+from raycore.worker.attention_backend import (
+    choose_attention_backend,
+    choose_cache_dtype,
+    choose_divided_backend,
+    choose_operations_backend,
+)
 from raycore.worker.compute_backend import ComputeBackend
 from raycore.worker.cpu_dtype import choose_cpu_dtype
 from raycore.worker.format_choice import choose_formats
@@ -141,12 +146,14 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
     heads = spec.attention.heads(spec, rank.tp_size)
     operations = choose_operations_backend(model.attention_backend, device)
     attention = choose_attention_backend(model.attention_backend, device, heads, cache.block_size, dtype)
+    if config.parallel.context_parallel_size > 1:
+        attention = choose_divided_backend(attention, model.attention_backend, spec)
     cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype, heads)
     vision = model.spec.vision
     if model.batch_invariant and attention != "native" and vision is not None and vision.is_bidirectional:
         raise InvalidConfig(
             f"batch_invariant=True needs native kernels for {model.spec.architecture}, in which an image's tokens see "
-            "each other: use a CPU with them, or omit it"
+            "each other: use a CPU with them, without context parallelism, or omit it"
         )
     backend = ComputeBackend(operations, attention, device, model.batch_invariant, cache_dtype)
     no_graphs = model.spec.why_not("graphs")

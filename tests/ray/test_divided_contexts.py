@@ -104,9 +104,9 @@ DRAFTING = [
 def test_all_ways_of_drafting_keep_the_reference_tokens(
     ray_cluster, checkpoint, expected, tmp_path, method, shape, is_async
 ) -> None:
-    head = head_config(64, VOCAB_SIZE, eagle_aux_hidden_state_layer_ids=[0, 1, 1])
+    head = head_config(64, VOCAB_SIZE, eagle_aux_hidden_state_layer_ids=[0, 1])
     settings = {
-        "ngram": NGRAM,
+        "ngram": NGRAM | {"prompt_lookup_min": 1},
         "suffix": {"method": "suffix"},
         "draft_model": {"model": str(checkpoint)},
         "a draft model of one rank": {"model": str(checkpoint), "draft_tensor_parallel_size": 1},
@@ -114,7 +114,9 @@ def test_all_ways_of_drafting_keep_the_reference_tokens(
     speculative = settings.get(method) or {"model": str(write_checkpoint(tmp_path / "head", head, random_head(head)))}
     always = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [(1, 4, 3)]}
     limits = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 12}
-    with start(checkpoint, speculative_config=always | speculative, async_scheduling=is_async, **limits, **shape) as llm:
+    with start(
+        checkpoint, speculative_config=always | speculative, async_scheduling=is_async, **limits, **shape
+    ) as llm:
         assert tokens_of(llm) == expected
         assert tokens_of(llm) == expected, "with cached prefixes"
         counts = llm.read_metrics().counts[0]

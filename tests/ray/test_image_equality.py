@@ -26,17 +26,22 @@ def cases(tmp_path_factory):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("workers", [(2, 1, 1, 1), (1, 2, 1, 1)], ids=["tp2", "pp2"], indirect=True)
+@pytest.mark.parametrize(
+    "workers",
+    [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 1, 2), (4, 1, 2, 1)],
+    ids=["tp2", "pp2", "pcp2", "tp4-dcp2"],
+    indirect=True,
+)
 def test_tokens_are_those_of_transformers(workers, cases, kind):
     case = cases[kind]
-    shape = {name: workers.shape[name] for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+    shape = dict(workers.shape)
     if kind == QWEN3 and shape["pipeline_parallel_size"] == 2:
         shape["pipeline_layers"] = "3,1"
     blocks = 46 if kind == GEMMA3 else 30
     for options in (
         {"max_num_batched_tokens": 64},
         {"max_num_batched_tokens": 24, "enable_prefix_caching": False},
-        {"max_num_batched_tokens": 24, "block_size": 4, "num_gpu_blocks_override": blocks},
+        {"max_num_batched_tokens": 24, "block_size": 4 // workers.num_shares, "num_gpu_blocks_override": blocks},
     ):
         config = config_of(case.path, **shape, **options)
         engine = Prompting(EngineCore(config, workers.for_engine(config)))

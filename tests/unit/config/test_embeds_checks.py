@@ -18,7 +18,6 @@ DRAFTS = {"method": "draft_model", "model": str(demo_model_path()), "num_specula
     ("options", "reason"),
     [
         ({"speculative_config": DRAFTS}, "speculative_config's method 'draft_model', whose model needs tokens"),
-        ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size=2: omit one of them"),
     ],
 )
 def test_what_they_cannot_be_used_with_is_refused(options: dict[str, Any], reason: str) -> None:

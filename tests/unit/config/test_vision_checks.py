@@ -35,7 +35,6 @@ def test_the_model_of_texts_is_loaded_alone(qwen3: Path, options: dict[str, Any]
             {"speculative_config": {"method": "draft_model", "model": "{path}", "num_speculative_tokens": 2}},
             "whose model sees none: use 'ngram' or 'suffix'",
         ),
-        ({"prefill_context_parallel_size": 2}, "prefill_context_parallel_size=2: omit it"),
         ({"pipeline_parallel_size": 2}, "a first stage of 2 layers"),
         ({"enable_prompt_embeds": True}, "load only its model of texts (language_model_only=True)"),
     ],
