@@ -16,7 +16,6 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.models.mixers.spec import HeadShape
-from raycore.parallel.divided_rows import DividedRows
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 
@@ -59,6 +58,18 @@ class ContextGroup(Protocol):
         ...
 
 
+class RowGroup(Protocol):
+    """The workers that divide a step's rows."""
+
+    def own(self, x_TX: Tensor) -> Tensor:
+        """Return this worker's rows of all."""
+        ...
+
+    def gather(self, own_TX: Tensor) -> Tensor:
+        """Return the rows of all workers, in the order of the step."""
+        ...
+
+
 class DividedAttention:
     """Computes the attention of one step at a time: call `begin`, then the object itself for every layer."""
 
@@ -80,9 +91,10 @@ class DividedAttention:
 
 
 class GatheredRowsAttention:
-    """Gathers the rows that workers divide among themselves, and lets another attention compute all of them."""
+    """Gathers the rows that workers divide among themselves, and lets another attention, or what keeps states, compute
+    all of them."""
 
-    def __init__(self, attention: Attention, rows: DividedRows) -> None:
+    def __init__(self, attention: Attention, rows: RowGroup) -> None:
         self._attention = attention
         self._rows = rows
 

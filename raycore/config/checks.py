@@ -325,6 +325,7 @@ def check_transformers(chosen: dict[str, Any], parallel: ParallelConfig, spec: M
     speculative = chosen.get("speculative_config")
     asked = {
         "pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
+        "prefill_context_parallel_size": parallel.prefill_context_parallel_size > 1,
         "enable_expert_parallel": parallel.enable_expert_parallel,
         "batch_invariant": chosen.get("batch_invariant"),
         "quantization": chosen.get("quantization"),
@@ -344,7 +345,7 @@ def warn_of_transformers(spec: ModelSpec, model_impl: str | None) -> None:
     if spec.implementation == "transformers" and model_impl != "transformers":
         logger.warning(
             "raycore has no family for %s: transformers' code computes its layers, more slowly, without CUDA graphs. "
-            "It excludes pipeline and expert parallelism, quantization and draft models. "
+            "It excludes pipeline and expert parallelism, divided prompts, quantization and draft models. "
             "model_impl='transformers' asks for this, and 'raycore' refuses such models",
             spec.architecture,
         )

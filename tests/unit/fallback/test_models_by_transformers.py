@@ -115,6 +115,12 @@ def test_auto_takes_a_family_where_there_is_one(tmp_path: Path):
         load_model_spec(other, "raycore")
 
 
+def test_prompts_are_not_divided(tmp_path: Path):
+    path = written(tmp_path, "GPTNeoXConfig")
+    with pytest.raises(InvalidConfig, match="prefill_context_parallel_size=2 can't be used with GPTNeoXForCausalLM"):
+        resolve(path, prefill_context_parallel_size=2)
+
+
 @pytest.mark.parametrize(
     ("config", "model_impl", "num_warnings"),
     [
