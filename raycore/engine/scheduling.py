@@ -126,8 +126,8 @@ def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
         yield EncoderInputs(config.encoder_limits)
     if config.lora.enable_lora:
         yield AdapterLimit(config.lora.max_loras)
-    # with more steps in flight, a step's masks would follow tokens of several others
-    can_defer = config.max_steps_in_flight == 2 and config.parallel.pipeline_parallel_size == 1
+    # ranks that share experts start the next step together, and with more in flight some masks would still be to come
+    can_defer = config.max_steps_in_flight == 2 or not config.parallel.is_lockstep
     yield Constraints(defers_masks=can_defer and shared.masks is not None and shared.speculation is None)
     if shared.masks is not None:
         yield shared.masks

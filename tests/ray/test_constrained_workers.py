@@ -30,7 +30,10 @@ PARAMS = [
 SHAPES: dict[str, dict[str, Any]] = {
     "tp 2": {"tensor_parallel_size": 2},
     "tp 2, two steps": {"tensor_parallel_size": 2, "async_scheduling": True},
+    "tp 2, three steps": {"tensor_parallel_size": 2, "max_concurrent_batches": 3},
     "pp 2": {"pipeline_parallel_size": 2},
+    "pp 2, four steps": {"pipeline_parallel_size": 2, "max_concurrent_batches": 4},
+    "pp 3": {"pipeline_parallel_size": 3},
     "pp 2, drafts": {
         "pipeline_parallel_size": 2,
         "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1},
@@ -62,4 +65,4 @@ def alone(ray_cluster) -> list[list[int]]:
 def test_outputs_of_worker_actors_with_masks_are_those_of_one_worker(alone: list[list[int]], shape: str) -> None:
     outputs, nums_compiled = outputs_of(**SHAPES[shape])
     assert outputs == alone
-    assert nums_compiled == [0, 0], "only the engine follows the grammars"
+    assert set(nums_compiled) == {0}, "only the engine follows the grammars"

@@ -321,7 +321,6 @@ _KNOWN = {
     ("adapter", 0): 292,
     ("constraint", 0): 131,
     ("constraint", 1): 68,
-    ("mask", 1): 250,
     ("drafts", 0): 37,
     ("rank", 0): 439,
     ("ended between pieces", 0): 112,

@@ -227,6 +227,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1,
 WAYS: dict[str, dict[str, Any]] = {
     "one step at a time": {},
     "two steps": {"max_concurrent_batches": 2},
+    "three steps": {"max_concurrent_batches": 3},
     "chunks": {"max_num_batched_tokens": 16},
     "preemptions": {"num_gpu_blocks_override": 12, "max_concurrent_batches": 2},
     "drafts": {"speculative_config": NGRAM},

@@ -16,14 +16,15 @@ MASKED_WORKER = "simulation.worker.masked.MaskedWorker"
 
 class _Masks(Kind):
     name = "mask"
-    engine_share = 0.15
-    request_share = 0.6
+    engine_share = 0.3
+    request_share = 0.3  # less than of those who may bring the tokenizer
     excludes = (*NAMES, "pooled", "refused", "repetition")
 
     def options(self, draw: random.Random, options: Mapping[str, Any]) -> dict[str, Any] | None:
-        if options.get("runner") == "pooling" or "worker_cls" in options:
+        # other requests may have to be refused if there is no tokenizer, so none is added for this
+        if options.get("runner") == "pooling" or "worker_cls" in options or options.get("skip_tokenizer_init", True):
             return None
-        return {"skip_tokenizer_init": False, "worker_cls": MASKED_WORKER}
+        return {"worker_cls": MASKED_WORKER}
 
     def draw(self, draw: random.Random, request: Request, options: Mapping[str, Any]) -> list[list[int]]:
         """The texts' tokens. Some begin alike."""
