@@ -23,12 +23,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raycore.errors import InvalidRequest
 from raycore.messages import GrammarOutput, ThinkingLimit
 from raycore.parts.constraints.grammar.compiler import GrammarCompiler
-from raycore.parts.constraints.grammar.matcher import TokenMatcher, mask_bytes
 from raycore.parts.constraints.sampling import forced_token, replayed_token
 from raycore.sampling.kernels import SamplingKernels
+from raycore.sampling.row_masks import FollowedGrammars, RowMasks
 from raycore.sampling_params import SamplingParams
 from raycore.step.copies import to_device, to_device_together
 from raycore.step.device_batch import DeviceBatch
@@ -93,13 +92,10 @@ class LogitsRules:
     ) -> None:
         self._vocab_size = vocab_size
         self._kernels = kernels
-        self._grammars = grammars
-        self._failures: dict[int, tuple[int, str]] = {}
-        """By slot: the position from which on a request's constraint can't be followed, and why."""
+        self.grammars = FollowedGrammars(grammars, vocab_size)
+        """What is followed if nobody has given masks."""
         self._rules: dict[int, _Rules] = {}
-        self._matchers: dict[int, TokenMatcher] = {}
-        """By slot: what follows a request's output, if nobody has given masks."""
-        self._given: _GivenMasks | None = None
+        self._given: RowMasks | None = None
         self._slots = np.zeros(num_slots, _SLOT)
         self._counts: Tensor | None = None
         """float32, flat, all zeros between calls: working memory to count output tokens."""
@@ -123,6 +119,8 @@ class LogitsRules:
         penalised = penalties != (1.0, 0.0, 0.0)
         min_tokens = params.min_tokens if len(rules.end_ids) else 0
         self._rules[slot] = replace(rules, thinking=thinking)
+        if params.structured_outputs is not None:
+            self.grammars.add(slot, params)
         forces = thinking is not None or params.trace_decode_token_ids is not None
         top_n_sigma = 0.0 if params.is_greedy else params.top_n_sigma
         only_constrained = params.structured_outputs is not None and not rules.has_ids
@@ -133,14 +131,13 @@ class LogitsRules:
     def remove(self, slot: int) -> None:
         """Forget a slot's request."""
         self._rules.pop(slot, None)
-        self._matchers.pop(slot, None)
-        self._failures.pop(slot, None)
+        self.grammars.remove(slot)
         self._slots[slot] = 0
 
     @contextmanager
     def given(self, grammar: GrammarOutput) -> Generator[None, None, None]:
         """Within the `with` statement, follow these masks instead of grammars."""
-        self._given = _GivenMasks(grammar, self._vocab_size)
+        self._given = RowMasks.given(grammar, self._vocab_size)
         try:
             yield
         finally:
@@ -186,33 +183,6 @@ class LogitsRules:
             self._force(logits_RV[row], int(slots[row]), int(positions[row]), batch)
         return logits_RV
 
-    def failed(self, slots: NDArray[np.integer], positions: NDArray[np.integer]) -> list[tuple[int, str]]:
-        """Return (row, reason) for each row from which on its request can't continue."""
-        if not self._failures:
-            return []
-        found: list[tuple[int, str]] = []
-        for row, (slot, position) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
-            first, why = self._failures.get(slot, (position + 1, ""))
-            if position >= first:
-                found.append((row, why))
-        return found
-
-    def take_back_failure(self, slot: int) -> None:
-        """Note that a slot's request hasn't failed, because the failure followed a wrong draft."""
-        if self._failures.pop(slot, None) is not None:
-            self._matchers.pop(slot, None)  # it can't be used after an error
-
-    def _matcher(self, slot: int) -> TokenMatcher:
-        """Return what follows a slot's output. Raises InvalidRequest if the constraint can't be compiled."""
-        matcher = self._matchers.get(slot)
-        if matcher is None:
-            params = self._rules[slot].params
-            assert self._grammars is not None
-            assert params.structured_outputs is not None
-            matcher = self._grammars.matcher_of(params.structured_outputs, params.stop_token_ids or ())
-            self._matchers[slot] = matcher
-        return matcher
-
     def _make_rules(
         self,
         params: SamplingParams,
@@ -250,9 +220,12 @@ class LogitsRules:
         forbidden: list[NDArray[np.int64]] = []
         biased: list[NDArray[np.int64]] = []
         biases: list[NDArray[np.float32]] = []
-        if self._given is not None:
-            is_simple = self._slots["only_constrained"][slots[rows]] & ~too_early[rows]
-            self._kernels.mask(logits_RV, *self._given.of_rows(rows[is_simple], slots, positions))
+        masks = self._given
+        if masks is None:
+            masks = self.grammars.masks_of(slots[rows], positions[rows], batch)
+        is_simple = self._slots["only_constrained"][slots[rows]] & ~too_early[rows]
+        if is_simple.any():
+            self._kernels.mask(logits_RV, *masks.of_rows(rows[is_simple], slots, positions))
             rows = rows[~is_simple]
             if not len(rows):
                 return
@@ -267,7 +240,9 @@ class LogitsRules:
             if rules.params.structured_outputs is not None:
                 early_end_ids = rules.early_end_ids if too_early[row] else _NO_IDS
                 position = int(positions[row])
-                kept_V = self._apply_grammar(logits_RV[row], slot, position, output, forbidden_ids, early_end_ids)
+                kept_V = masks.allowed(slot, position)
+                if kept_V is not None:
+                    kept_V = self._apply_grammar(logits_RV[row], kept_V, rules, forbidden_ids, early_end_ids)
                 forbidden_ids = _NO_IDS
                 has_draft = row + 1 < len(slots) and slots[row + 1] == slot
                 if has_draft and (kept_V is None or not kept_V[batch.token_ids[slot, position]]):
@@ -286,26 +261,20 @@ class LogitsRules:
     def _apply_grammar(
         self,
         logits_V: Tensor,
-        slot: int,
-        position: int,
-        output: NDArray[np.int32],
+        kept_V: NDArray[np.bool_],
+        rules: _Rules,
         forbidden_ids: NDArray[np.int64],
         early_end_ids: NDArray[np.int64],
-    ) -> NDArray[np.bool_] | None:
-        """Forbid the tokens that the slot's grammar forbids after `output`, in place. Other rules apply only if they
-        leave at least one token.
+    ) -> NDArray[np.bool_]:
+        """Forbid all tokens but `kept_V`, in place. Other rules apply only if they leave at least one token.
 
         Args:
-            position: the position in its sequence that the next token gets.
+            kept_V: which tokens the request's grammar allows.
             early_end_ids: tokens that may end a complete output although `min_tokens` forbids them. If only end tokens
                 are left, one of these is sampled.
 
-        Returns: which tokens may come next, bool[V]. None: the constraint can't be followed.
+        Returns: which tokens may come next, bool[V].
         """
-        rules = self._rules[slot]
-        kept_V = self._allowed(slot, position, output)
-        if kept_V is None:
-            return None
         if rules.allowed_ids is not None:
             kept_V = _narrow(kept_V, rules.allowed_ids, is_wanted=True)
         if len(forbidden_ids):
@@ -314,19 +283,6 @@ class LogitsRules:
             kept_V = _narrow(kept_V, early_end_ids, is_wanted=True)
         logits_V.masked_fill_(to_device(~kept_V, logits_V.device), -torch.inf)
         return kept_V
-
-    def _allowed(self, slot: int, position: int, output: NDArray[np.int32]) -> NDArray[np.bool_] | None:
-        """Return which tokens a slot's grammar allows after `output`, bool[V]. None: it can't be followed, or nothing
-        comes here."""
-        if self._given is not None:
-            return self._given.allowed(slot, position)
-        if slot in self._failures:
-            return None
-        try:
-            return self._matcher(slot).allowed_after(output)
-        except InvalidRequest as error:
-            self._failures[slot] = position, str(error)
-            return None
 
     def _force(self, logits_V: Tensor, slot: int, position: int, batch: DeviceBatch) -> None:
         """Leave only the token that is replayed or ends too long a reasoning, if one has to come here, in place."""
@@ -385,36 +341,6 @@ class LogitsRules:
         count_PL = self._counts.index_add_(0, keys, weight_PL.view(-1))[key_PL]
         self._counts.index_fill_(0, keys, 0.0)
         return count_PL
-
-
-class _GivenMasks:
-    """Masks for some of a step's rows, by slot and position."""
-
-    def __init__(self, grammar: GrammarOutput, vocab_size: int) -> None:
-        self._vocab_size = vocab_size
-        slots, positions = np.frombuffer(grammar.slots, np.int32), np.frombuffer(grammar.positions, np.int32)
-        bits: NDArray[np.uint8] = np.frombuffer(grammar.bitmask, np.uint8)
-        self._bits_MB = np.reshape(bits, (len(slots), mask_bytes(vocab_size)))
-        self._masks = {key: mask for mask, key in enumerate(zip(slots.tolist(), positions.tolist(), strict=True))}
-
-    def allowed(self, slot: int, position: int) -> NDArray[np.bool_] | None:
-        """Return which tokens may come, bool[V]. None: there is no mask, because the row comes after a wrong draft, or
-        its request has left or has failed."""
-        mask = self._masks.get((slot, position))
-        return None if mask is None else self._unpacked(self._bits_MB[mask])
-
-    def of_rows(
-        self, rows: NDArray[np.integer], slots: NDArray[np.integer], positions: NDArray[np.integer]
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """Return those of some rows that have a mask, int64[M], and their masks, uint8[M, B]."""
-        keys = zip(slots[rows].tolist(), positions[rows].tolist(), strict=True)
-        masks_N = np.array([self._masks.get(key, -1) for key in keys], np.int64)
-        has_mask_N = masks_N >= 0
-        return rows[has_mask_N].astype(np.int64), self._bits_MB[masks_N[has_mask_N]]
-
-    def _unpacked(self, bits: NDArray[np.uint8]) -> NDArray[np.bool_]:
-        unpacked: NDArray[np.uint8] = np.unpackbits(bits, axis=-1, count=self._vocab_size, bitorder="little")
-        return unpacked.view(np.bool_)  # pyright: ignore[reportUnknownMemberType]
 
 
 def _narrow(kept_V: NDArray[np.bool_], ids: NDArray[np.int64], *, is_wanted: bool) -> NDArray[np.bool_]:

@@ -193,7 +193,7 @@ class Sampler:
 
     def take_back_failure(self, slot: int) -> None:
         """Note that the request in `slot` has not failed, because the failure followed a wrong draft."""
-        self._rules.take_back_failure(slot)
+        self._rules.grammars.take_back_failure(slot)
 
     def prompt_logprobs(self, logits_TV: Tensor, token_ids_T: Tensor, num_likely: int) -> TokenLogprobsDownload:
         """Start to compute the log probabilities of a prompt's tokens, int64[T], and at each of their positions of the
@@ -322,7 +322,7 @@ class Sampler:
             if self._are_processed:
                 logits_RV = self._processed(adjusted_RV, rows, positions)
             downloads = self._logprobs_of(logits_RV, token_ids_R, rows)
-        failed = self._rules.failed(slots, positions)
+        failed = self._rules.grammars.failed(slots, positions)
         if self._processors is not None:
             failed += self._processors.failed(slots)
         return SampledTokens(token_ids_R, downloads, failed)

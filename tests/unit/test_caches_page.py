@@ -50,8 +50,8 @@ NOT_CACHES = {
         node.own_process._made
         running_engine._kept
         metrics.engines._engines
-        sampling.logits.LogitsRules._failures
-        sampling.logits.LogitsRules._matchers
+        sampling.row_masks.FollowedGrammars._failures
+        sampling.row_masks.FollowedGrammars._matchers
         sampling.processor_batch.ProcessorBatch._outputs
         parts.images.scheduler.EncoderInputs._num_users
         parts.images.scheduler.EncoderInputs._partial

@@ -22,7 +22,7 @@ class Compiler:
     """Stands in for `NativeCompiler`."""
 
     def __init__(self, tokenizer_dir: str, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
-        self._vocab_size = vocab_size
+        self._vocab_size = self.num_tokens = vocab_size
         self._chance = Chance("an engine's constraints")
 
     def load(self) -> None:

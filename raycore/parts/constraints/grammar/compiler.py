@@ -133,7 +133,8 @@ class GrammarCompiler:
     def _begin(self, compiled: _Compiled, stop_token_ids: Iterable[int] = ()) -> TokenMatcher:
         free_text = None if compiled.free_text is None else compiled.free_text.copy()
         end_ids = [*self._eos_token_ids, *stop_token_ids]
-        return TokenMatcher(compiled.native.deep_copy(), self._vocab_size, end_ids, free_text)
+        native = compiled.native.deep_copy()
+        return TokenMatcher(native, self._vocab_size, end_ids, free_text, num_native=self._native.num_tokens)
 
     def _try_compiling(self, asked: StructuredOutputsParams) -> _Compiled | InvalidRequest:
         try:

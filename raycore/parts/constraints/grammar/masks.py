@@ -68,6 +68,7 @@ class MaskMaker:
         """Make the masks of some outputs after `num_before` of their drafts. Returns which it has made, and these."""
         bits_RB = np.zeros((len(indexes), mask_bytes(self._vocab_size)), np.uint8)
         native: list[tuple[LLMatcher, int]] = []
+        num_native_bytes = 0
         why: dict[int, str] = {}
         for row, index in enumerate(indexes):
             matcher, tokens, num_drafts = outputs[index]
@@ -78,7 +79,13 @@ class MaskMaker:
                 continue
             if matcher.needs_native_mask:
                 native.append((matcher.native, row))
-        self._compute(native, bits_RB)
+                num_native_bytes = matcher.num_native_bytes
+        if native:
+            # the tokenizer may have more tokens than the model
+            is_wider = num_native_bytes > bits_RB.shape[1]
+            native_RB = np.zeros((len(indexes), num_native_bytes), np.uint8) if is_wider else bits_RB
+            self._compute(native, native_RB)
+            bits_RB = np.ascontiguousarray(native_RB[:, : bits_RB.shape[1]])
         for row, index in enumerate(indexes):
             if row in why:
                 continue
@@ -92,8 +99,6 @@ class MaskMaker:
 
     def _compute(self, native: list[tuple[LLMatcher, int]], bits_RB: NDArray[np.uint8]) -> None:
         """Write the masks of native matchers into these rows."""
-        if not native:
-            return
         from llguidance import LLExecutor
 
         if self._executor is None:

@@ -20,7 +20,13 @@ class TokenMatcher:
     """Follows one output, and tells which tokens may come next. `GrammarCompiler.matcher` creates it."""
 
     def __init__(
-        self, native: LLMatcher, vocab_size: int, end_ids: Iterable[int], free_text: FreeText | None = None
+        self,
+        native: LLMatcher,
+        vocab_size: int,
+        end_ids: Iterable[int],
+        free_text: FreeText | None = None,
+        *,
+        num_native: int,
     ) -> None:
         """Start at the beginning of an output.
 
@@ -29,9 +35,12 @@ class TokenMatcher:
             vocab_size: the width of the model's logits.
             end_ids: the tokens that may end a complete output.
             free_text: follows the unconstrained text before the constrained part; None if there is none.
+            num_native: how many tokens the native matcher's masks have.
         """
         self.native = native
         """The native matcher, for those that have it write its mask."""
+        self.num_native_bytes = mask_bytes(num_native)
+        """Of the native matcher's mask. More than the model's, if the tokenizer has more tokens."""
         self._vocab_size = vocab_size
         self._end_ids = frozenset(token_id for token_id in end_ids if token_id < vocab_size)
         self._free_text = free_text

@@ -38,6 +38,8 @@ class NativeCompiler:
         self._tokenizer: LLTokenizer | None = None
         self._special: dict[str, int] = {}
         """The tokens that llguidance treats as special, by their texts."""
+        self.num_tokens = vocab_size
+        """Of the tokenizer, once it is loaded: how many tokens native masks have. Not less than `vocab_size`."""
 
     def compile(self, asked: StructuredOutputsParams) -> LLMatcher:
         """Return a matcher at the beginning of an output. Raises InvalidRequest, with the reason, if there is none."""
@@ -70,9 +72,10 @@ class NativeCompiler:
             text, num_ids = read_tokenizer_text(Path(self._tokenizer_dir))
             text = with_plain_tags(text, self._eos_token_ids)
             self._special = special_tokens(text)
+            self.num_tokens = max(self._vocab_size, num_ids)
             return LLTokenizer(
                 text,
-                n_vocab=max(self._vocab_size, num_ids),
+                n_vocab=self.num_tokens,
                 eos_token=self._eos_token_ids,
             )
         except (ValueError, OSError) as error:
