@@ -96,9 +96,7 @@ class TorchPartialAttention:
 
     def merge(self, layer: int, parts_PTX: Tensor) -> Tensor:
         """Return attention to all keys, [T, N · H]."""
-        parts_PTNX = parts_PTX.view(*parts_PTX.shape[:2], self._spec.heads.num_heads, -1)
-        merged_TNH = merge(parts_PTNX, self._sinks_N[layer], batch_invariant=self._batch_invariant)
-        return merged_TNH.to(self._spec.dtype).flatten(1)
+        return merge_heads(self._spec, parts_PTX, self._sinks_N[layer], batch_invariant=self._batch_invariant)
 
     def _decodes_and_chunks(self, step: StepInputs, window: int | None) -> list[_Unit]:
         firsts_T, ends_T = self._share.seen(step.positions, window, step.features.ends if step.features else None)
@@ -236,6 +234,12 @@ def _attend(
     out = torch.bmm(weights_BKGQL.to(values_PLH.dtype).view(scores.shape), values_PLH)
     out_BKGQH = out.float().view(q_BKGQH.shape).div_(total_BKGQ1.clamp_min(torch.finfo(torch.float32).tiny))
     return torch.cat([out_BKGQH, total_BKGQ1.log_().add_(shift_BKGQ1)], -1)
+
+
+def merge_heads(spec: AttentionSpec, parts_PTX: Tensor, sinks_N: Tensor | None, *, batch_invariant: bool) -> Tensor:
+    """Return attention to all keys, [T, N · H] in the model's dtype, of this worker's heads. See `merge`."""
+    parts_PTNX = parts_PTX.view(*parts_PTX.shape[:2], spec.heads.num_heads, -1)
+    return merge(parts_PTNX, sinks_N, batch_invariant=batch_invariant).to(spec.dtype).flatten(1)
 
 
 def merge(parts_PTNX: Tensor, sinks_N: Tensor | None, *, batch_invariant: bool = False) -> Tensor:

@@ -29,7 +29,6 @@ from raycore.cluster.reservations import OnShortage, Placement, Reservations
 from raycore.cluster.runtime import Runtime
 from raycore.cluster.standby import NoStandbys, Standbys
 from raycore.config import DType, EngineConfig
-from raycore.config.checks import check_context_device
 from raycore.config.rank_checks import check_num_ranks
 from raycore.errors import InitializationError
 from raycore.kernels import are_compiled
@@ -456,7 +455,6 @@ class CoreEngineActorManager:
         """Resolve `device="auto"` in the ranks' configuration. Needs a connection to Ray."""
         if self._config.device == "auto":
             self._config = msgspec.structs.replace(self._config, device=choose_device(read_cluster()))
-            check_context_device(self._config.device, self._config.parallel)
 
     def _keep_dtype(self) -> None:
         """Let ranks that are created later compute in the same dtype as those that are up, whatever their processor."""

@@ -51,19 +51,10 @@ def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spe
         )
     if parallel.context_parallel_size == 1:
         return
-    check_context_device(chosen.get("device"), parallel)
     if parallel.prefill_context_parallel_size > 1 and parallel.enable_expert_parallel:
         raise InvalidConfig(
             f"prefill_context_parallel_size={parallel.prefill_context_parallel_size} can't be used with "
             "enable_expert_parallel=True, whose experts have one place each: omit one of them"
-        )
-
-
-def check_context_device(device: str | None, parallel: ParallelConfig) -> None:
-    """`device`: the option. `auto` is checked when it is decided what it means."""
-    if device == "cuda" and parallel.context_parallel_size > 1:
-        raise InvalidConfig(
-            f"{_context_options(parallel)}: GPUs don't support context parallelism: omit it, or use device='cpu'"
         )
 
 

@@ -235,7 +235,7 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             "Of tensor-parallel workers that would hold the same keys and values, so many hold different tokens' "
             "instead. The KV cache then has room for so many times as many tokens. It divides the number of workers "
             "for each key-value head: tensor_parallel_size / num_key_value_heads. With latent attention, it divides "
-            "tensor_parallel_size. On CPUs.",
+            "tensor_parallel_size.",
             flags=("-dcp", "--decode-context-parallel-size"),
         ),
     ] = 1
@@ -244,7 +244,7 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         Meta(ge=1),
         option(
             "Each worker becomes so many, with the same weights, which divide the tokens of long prompts, and hold "
-            "different tokens' keys and values. On CPUs.",
+            "different tokens' keys and values.",
             flags=("-pcp", "--prefill-context-parallel-size"),
         ),
     ] = 1

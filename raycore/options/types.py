@@ -385,11 +385,10 @@ class EngineOptions(VllmOptions, total=False):
     decode_context_parallel_size: int
     """Of tensor-parallel workers that would hold the same keys and values, so many hold different tokens' instead. The
     KV cache then has room for so many times as many tokens. It divides the number of workers for each key-value head:
-    tensor_parallel_size / num_key_value_heads. With latent attention, it divides tensor_parallel_size. On CPUs.
-    Default: 1."""
+    tensor_parallel_size / num_key_value_heads. With latent attention, it divides tensor_parallel_size. Default: 1."""
     prefill_context_parallel_size: int
     """Each worker becomes so many, with the same weights, which divide the tokens of long prompts, and hold different
-    tokens' keys and values. On CPUs. Default: 1."""
+    tokens' keys and values. Default: 1."""
     block_size: int
     """Tokens in a block of the KV cache. Default: 16."""
     enable_prefix_caching: bool

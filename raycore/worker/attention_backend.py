@@ -54,12 +54,9 @@ def choose_divided_backend(backend: Backend, asked: str, spec: ModelSpec) -> Bac
     Raises:
         InvalidConfig: these kernels were asked for, and can't.
     """
-    if backend != "native" or spec.vision is None:
+    reason = _why_no_share(backend, spec)
+    if reason is None:
         return backend
-    if not spec.vision.is_bidirectional and not any(each is not None and each.sections for each in spec.rotations):
-        return backend
-    reason = "with context parallelism, the native kernels know neither rotations by three positions nor images whose "
-    reason += "tokens see each other"
     if asked == backend:
         raise InvalidConfig(f"attention_backend={asked!r}: {reason}. Use 'torch' or 'auto', which are slower here")
     logger.warning("attention is computed by plain torch, which is slow: %s", reason)
@@ -108,6 +105,21 @@ def choose_cache_dtype(
     if reason := fp8_linear.why_no_fp8(device):
         raise InvalidConfig(f"kv_cache_dtype={asked!r}: {reason}. Omit it")
     return torch.float8_e4m3fn
+
+
+def _why_no_share(backend: Backend, spec: ModelSpec) -> str | None:
+    """Return why these kernels can't attend to a share of the keys. None: they can."""
+    if backend == "triton":
+        return None if spec.latent is None else "with context parallelism, the GPU kernels know no latents"
+    if backend == "torch" or spec.vision is None:
+        return None
+    has_axes = any(each is not None and each.sections for each in spec.rotations)
+    if not has_axes and not spec.vision.is_bidirectional:
+        return None
+    return (
+        "with context parallelism, the native kernels know neither rotations by three positions nor images whose "
+        "tokens see each other"
+    )
 
 
 def _why_no_kernels(device: torch.device) -> str | None:

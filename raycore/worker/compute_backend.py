@@ -120,13 +120,12 @@ class ComputeBackend:
                 None: there is one group, with all layers.
             context: the workers that have other tokens' keys and values. None: this one has those of all tokens.
         """
-        assert context is None or self.attention_by != "triton", "`set_up` refuses it"
         if isinstance(kv, LatentTensors):
             return self._latent_attention(spec, kv, max_rows, context)
         if context is None:
             make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
         else:
-            make = self._divided_maker(kv, max_model_len, max_num_seqs, context)
+            make = self._divided_maker(kv, max_model_len, max_num_seqs, max_rows, context)
         attention = make(spec, kv) if groups is None or len(groups) == 1 else _grouped(make, spec, kv, groups)
         return (
             PreparedAttention(attention, spec, batch_invariant=self.batch_invariant) if spec.is_prepared else attention
@@ -168,7 +167,7 @@ class ComputeBackend:
         return partial(attention, scratch=scratch)
 
     def _divided_maker(
-        self, kv: KVTensors, max_model_len: int, max_num_seqs: int, context: ContextParallel
+        self, kv: KVTensors, max_model_len: int, max_num_seqs: int, max_rows: int, context: ContextParallel
     ) -> _MakeAttention:
         """Return what makes attention to a share of the keys and values, whose results workers put together."""
         share = ContextShare(context.rank, context.size, kv.block_size)
@@ -177,12 +176,16 @@ class ComputeBackend:
             scratch = GatherScratch(kv, max_num_seqs, max_blocks(max_model_len, share))
 
         def make(spec: AttentionSpec, kv: KVTensors) -> DividedAttention:
+            num_heads, invariant = spec.heads.num_heads * context.num_query_parts, self.batch_invariant
             part: PartialAttention
-            if scratch is None:
+            if self.attention_by == "native":
                 part = NativePartialAttention(spec, kv, share)
+            elif scratch is not None:
+                part = TorchPartialAttention(spec, kv, share, scratch, num_heads, batch_invariant=invariant)
             else:
-                num_heads = spec.heads.num_heads * context.num_query_parts
-                part = TorchPartialAttention(spec, kv, share, scratch, num_heads, batch_invariant=self.batch_invariant)
+                from raycore.attention.paged import TritonPartialAttention
+
+                part = TritonPartialAttention(spec, kv, share, num_heads, max_rows, batch_invariant=invariant)
             return DividedAttention(part, context, spec.heads)
 
         return make

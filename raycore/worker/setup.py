@@ -11,7 +11,6 @@ import torch
 
 from raycore.checkpoint.stages import Stage
 from raycore.config import DType, EngineConfig
-from raycore.config.checks import check_context_device
 from raycore.errors import InvalidConfig
 from raycore.kernels import library as kernels
 from raycore.messages import Computation
@@ -96,6 +95,7 @@ class WorkerSetup:
         """Whether steps of decodes run as CUDA graphs.
 
         Ranks that share experts have other sizes in every step, and the steps of stages begin or end at a link.
+        Workers that divide contexts exchange parts in each layer.
         Where states are read and written is a new number in every step. transformers' code may ask the device for
         values, which graphs can't. Models that pool, and encoders of images alone, have no decodes.
         """
@@ -103,6 +103,7 @@ class WorkerSetup:
         is_eager = (
             model.enforce_eager
             or self.config.parallel.is_lockstep
+            or self.config.parallel.context_parallel_size > 1
             or model.spec.why_not("graphs") is not None
             or model.spec.implementation == "transformers"
             or model.spec.pooling is not None
@@ -139,13 +140,14 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
     Raises:
         InvalidConfig: the configured device, attention backend, quantization or kv_cache_dtype is not available.
     """
-    check_context_device(config.device, config.parallel)
     device, max_threads = _choose_device(config, rank)
     dtype = _choose_dtype(config, device)
     model, cache, spec = config.model, config.cache, config.model.spec
     heads = spec.attention.heads(spec, rank.tp_size)
+    # a worker attends for all that have other tokens' keys of the same heads
+    attending = replace(heads, num_heads=heads.num_heads * rank.dcp_size)
     operations = choose_operations_backend(model.attention_backend, device)
-    attention = choose_attention_backend(model.attention_backend, device, heads, cache.block_size, dtype)
+    attention = choose_attention_backend(model.attention_backend, device, attending, cache.block_size, dtype)
     if config.parallel.context_parallel_size > 1:
         attention = choose_divided_backend(attention, model.attention_backend, spec)
     cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype, heads)

@@ -57,6 +57,7 @@ def divided(batch: Batch, num_workers: int, make: MakePartial, num_query_parts: 
     own = replace(whole, block_size=whole.block_size // num_workers, group=whole.group // num_query_parts)
     is_native = make is native_partial
     step, tensors = step_of(batch, real)
+    tensors.ends_T = None if batch.ends_T is None else batch.ends_T[real].contiguous()
     workers, inputs = [], []
     for worker in range(num_workers):
         share = ContextShare(worker, num_workers, own.block_size)

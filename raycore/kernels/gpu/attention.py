@@ -63,6 +63,10 @@ class LayerCache:
     """Weights of the RMS norms of the query heads, then the key heads: contiguous [N + K, H]. None: no norms."""
     sinks_N: Tensor | None = None
     """Contiguous: a logit of each query head that takes part in the softmax and has no value. None: no sinks."""
+    num_owners: int = 1
+    """Of every so many blocks of a sequence's tokens, the cache has one."""
+    owner: int = 0
+    """The index of that one."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -210,12 +214,20 @@ class PagedAttention:
         )
 
     def attend_tokens(
-        self, layer: LayerCache, qkv_BO: Tensor, locations: TokenLocations, out_BX: Tensor, *, is_fused: bool
+        self,
+        layer: LayerCache,
+        qkv_BO: Tensor,
+        locations: TokenLocations,
+        out_BX: Tensor,
+        *,
+        is_fused: bool,
+        logs_BN: Tensor | None = None,
     ) -> None:
         """Compute attention for one token of each sequence, into `out_BX`. Padding rows become zeros.
 
         `is_fused`: also do for these rows what `write_cache` does, except that `qkv_BO` isn't changed. Otherwise,
-        `write_cache` must have been called for them.
+        `write_cache` must have been called for them, and `qkv_BO` may have the queries alone. `logs_BN`: float32,
+        contiguous: gets the logarithms of the sums of weights. Then a row may see no key, and `out_BX` is in float32.
         """
         num_rows = len(qkv_BO)
         assert num_rows <= self._max_rows, f"{num_rows} rows, the workspace is for {self._max_rows}"
@@ -234,7 +246,7 @@ class PagedAttention:
             num_stages=_STAGES,
             **self._rotation(layer, locations),
             **self._rows(layer, qkv_BO, locations.block_tables_SM),
-            **self._scores(layer, out_BX),
+            **self._scores(layer, out_BX, logs_BN),
         )
 
     def attend_chunks(
@@ -245,6 +257,7 @@ class PagedAttention:
         block_tables_SM: Tensor,
         out_TX: Tensor,
         ends_T: Tensor | None = None,
+        logs_TN: Tensor | None = None,
     ) -> None:
         """Compute attention for the rows in tiles, into the same rows of `out_TX`. Other rows are left as they are.
 
@@ -253,6 +266,7 @@ class PagedAttention:
         Args:
             tiles_I4: int32, contiguous, made by `chunk_tiles`.
             ends_T: int32: how many of its sequence's first tokens each row sees. None: all up to itself.
+            logs_TN: as in `attend_tokens`.
         """
         if not len(tiles_I4):
             return
@@ -264,7 +278,7 @@ class PagedAttention:
             num_warps=self._tiles.chunk_warps,
             num_stages=_STAGES,
             **self._rows(layer, qkv_TO, block_tables_SM),
-            **self._scores(layer, out_TX),
+            **self._scores(layer, out_TX, logs_TN),
         )
 
     def _rows(self, layer: LayerCache, qkv_TO: Tensor, block_tables_SM: Tensor) -> dict[str, Any]:
@@ -274,6 +288,8 @@ class PagedAttention:
             "blocks": layer.blocks,
             "tables": block_tables_SM,
             "table_stride": block_tables_SM.stride(0),
+            "OWNERS": layer.num_owners,
+            "OWNER": layer.owner,
             **self._sizes,
         }
 
@@ -288,10 +304,12 @@ class PagedAttention:
             "NORM_OFFSET": self._norm_offset,
         }
 
-    def _scores(self, layer: LayerCache, out_TX: Tensor) -> dict[str, Any]:
+    def _scores(self, layer: LayerCache, out_TX: Tensor, logs_TN: Tensor | None) -> dict[str, Any]:
         return {
             "out": out_TX,
             "out_stride": out_TX.stride(0),
+            "logs": self._split_tops if logs_TN is None else logs_TN,
+            "IS_PART": logs_TN is not None,
             "sinks": layer.sinks_N,
             "scale": self._exponent_scale,
             "cap_scale": self._cap_scale,

@@ -9,6 +9,11 @@ only add to the total, at the end. Matrix products take operands in the model's 
 arithmetic is in float32. A cache in fp8 stores keys and values rounded, without scales; a token's own key is rounded,
 too, before it is used.
 
+Of every `OWNERS` blocks of a sequence's tokens, the cache has the one with the index `OWNER`, in one block of the
+table: `raycore.attention.context_share` says why. Then keys and tiles are counted among those that the cache has, and
+results are *parts* of attention to all keys, if there is a tensor for `logs`, the logarithms of the sums of their
+weights.
+
 Shape suffixes: K key-value heads, G query heads that share a key-value head, H elements of a head, C pairs of them, R
 rows of a program, L keys of a tile. R and H are padded to powers of two. Offsets into the cache and into rows are
 64-bit integers: a layer's cache may have more than 2^31 elements.
@@ -59,6 +64,8 @@ def write_cache(
     H: tl.constexpr,
     PADDED_H: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    OWNERS: tl.constexpr,
+    OWNER: tl.constexpr,
 ):
     """A program serves one token's key-value head, and the query heads that share it."""
     row = (tl.program_id(0) // K).to(tl.int64)
@@ -80,6 +87,10 @@ def write_cache(
     _store_heads(qkv, K * G + head, key_1H, 1, 1, H, PADDED_H)
     table = tables + slot.to(tl.int64) * table_stride
     key_1H, value_1H = _as_stored(key_1H, blocks), _as_stored(value_1H, blocks)
+    if OWNERS > 1:
+        if position // BLOCK_SIZE % OWNERS != OWNER:
+            return
+        position = _num_owned(position, BLOCK_SIZE, OWNERS, OWNER)
     _store_token(blocks, table, position, head, key_1H, value_1H, K, H, PADDED_H, BLOCK_SIZE)
 
 
@@ -101,6 +112,7 @@ def attend_tokens(
     splits_done,
     out,
     out_stride,
+    logs,
     sinks,
     scale,
     cap_scale,
@@ -111,6 +123,7 @@ def attend_tokens(
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_CAPPED: tl.constexpr,
+    IS_PART: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     K: tl.constexpr,
@@ -118,6 +131,8 @@ def attend_tokens(
     H: tl.constexpr,
     PADDED_H: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    OWNERS: tl.constexpr,
+    OWNER: tl.constexpr,
 ):
     """A program attends to one split of the keys of one row and key-value head. The last to finish adds the splits up.
 
@@ -135,11 +150,13 @@ def attend_tokens(
         return
 
     position = tl.load(positions + row).to(tl.int32)
+    end_key = _num_owned(position + 1, BLOCK_SIZE, OWNERS, OWNER)
     first_key = 0
     if WINDOW > 0:
-        first_key = tl.maximum(position - WINDOW + 1, 0)
+        first_key = _num_owned(tl.maximum(position - WINDOW + 1, 0), BLOCK_SIZE, OWNERS, OWNER)
     first_tile = first_key // TILE
-    end_tile = position // TILE + 1
+    # one at least, which writes the result of a row without keys
+    end_tile = tl.maximum(tl.cdiv(end_key, TILE), first_tile + 1)
     split_tiles = tl.maximum(tl.cdiv(end_tile - first_tile, tl.num_programs(1)), _MIN_SPLIT_TILES)
     num_splits = tl.cdiv(end_tile - first_tile, split_tiles)
     if split >= num_splits:
@@ -149,7 +166,6 @@ def attend_tokens(
 
     qkv += row * qkv_stride
     table = tables + slot.to(tl.int64) * table_stride
-    end_key = position + 1
     q_RH = _load_heads(qkv, head * G, G, ROWS, H, PADDED_H)
     top_R = tl.full([ROWS], _LOWEST_SCORE, tl.float32)
     total_R = tl.zeros([ROWS], tl.float32)
@@ -172,14 +188,17 @@ def attend_tokens(
             total_R += 1.0
             sum_RH += value_1H.to(tl.float32)
 
-    position_R = tl.zeros([ROWS], tl.int32) + position
+    none_R = tl.zeros([ROWS], tl.int32)
     for tile in range(first_tile, end_tile):
         top_R, total_R, sum_RH = _add_tile(
-            top_R, total_R, sum_RH, q_RH, position_R, position_R, tile, first_key, end_key, blocks, table, head, scale,
-            cap_scale, True, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
+            top_R, total_R, sum_RH, q_RH, none_R + first_key, none_R + end_key, tile, first_key, end_key, blocks, table,
+            head, scale, cap_scale, True, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
         )  # fmt: skip
     row_R = tl.arange(0, ROWS)
+    logs += row * K * G + head * G
     if num_splits == 1:
+        if IS_PART:
+            total_R = _with_log(logs + row_R, total_R, top_R, row_R < G)
         out_RH = _averaged(sum_RH, total_R, top_R, sinks, head * G + row_R, row_R < G, HAS_SINKS)
         _store_heads(out, head * G, out_RH, G, ROWS, H, PADDED_H)
         return
@@ -214,6 +233,8 @@ def attend_tokens(
             total_R = total_R * kept_R + other_total_R * added_R
             sum_RH = sum_RH * kept_R[:, None] + other_sum_RH * added_R[:, None]
             top_R = new_top_R
+        if IS_PART:
+            total_R = _with_log(logs + row_R, total_R, top_R, row_R < G)
         out_RH = _averaged(sum_RH, total_R, top_R, sinks, head * G + row_R, row_R < G, HAS_SINKS)
         _store_heads(out, head * G, out_RH, G, ROWS, H, PADDED_H)
 
@@ -229,6 +250,7 @@ def attend_chunks(
     ends,
     out,
     out_stride,
+    logs,
     sinks,
     scale,
     cap_scale,
@@ -236,6 +258,7 @@ def attend_chunks(
     WINDOW: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     IS_CAPPED: tl.constexpr,
+    IS_PART: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     K: tl.constexpr,
@@ -243,6 +266,8 @@ def attend_chunks(
     H: tl.constexpr,
     PADDED_H: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    OWNERS: tl.constexpr,
+    OWNER: tl.constexpr,
 ):
     """A program serves the queries of a tile's tokens that share a key-value head: row i is query i % G of token i / G.
 
@@ -265,18 +290,21 @@ def attend_chunks(
     q_RH = tl.load(qkv + ((first_row + token_R) * qkv_stride)[:, None] + offset_RH, mask=is_row_RH, other=0.0)
 
     table = tables + slot * table_stride
-    position_R = start + token_R
-    last_R = position_R
+    end_R = start + token_R + 1
     end_key = start + count
     if HAS_ENDS:
-        last_R = tl.load(ends + first_row + token_R, mask=token_R < count, other=0) - 1
-        end_key = tl.max(last_R + 1, 0)
+        end_R = tl.load(ends + first_row + token_R, mask=token_R < count, other=0)
+        end_key = tl.max(end_R, 0)
+    end_R = _num_owned(end_R, BLOCK_SIZE, OWNERS, OWNER)
+    end_key = _num_owned(end_key, BLOCK_SIZE, OWNERS, OWNER)
+    first_R = tl.zeros([ROWS], tl.int32)
     first_key = 0
     # The first token sees all keys of the tiles before this one, and so do the others. With a window, too few tiles are
     # seen by all.
-    end_seen_by_all = (start + 1) // TILE
+    end_seen_by_all = _num_owned(start + 1, BLOCK_SIZE, OWNERS, OWNER) // TILE
     if WINDOW > 0:
-        first_key = tl.maximum(start - WINDOW + 1, 0)
+        first_R = _num_owned(tl.maximum(start + token_R - WINDOW + 1, 0), BLOCK_SIZE, OWNERS, OWNER)
+        first_key = _num_owned(tl.maximum(start - WINDOW + 1, 0), BLOCK_SIZE, OWNERS, OWNER)
         end_seen_by_all = first_key // TILE
     top_R = tl.full([ROWS], _LOWEST_SCORE, tl.float32)
     total_R = tl.zeros([ROWS], tl.float32)
@@ -284,14 +312,16 @@ def attend_chunks(
     if WINDOW == 0:
         for tile in range(end_seen_by_all):
             top_R, total_R, sum_RH = _add_tile(
-                top_R, total_R, sum_RH, q_RH, position_R, last_R, tile, first_key, end_key, blocks, table, head, scale,
+                top_R, total_R, sum_RH, q_RH, first_R, end_R, tile, first_key, end_key, blocks, table, head, scale,
                 cap_scale, False, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
             )  # fmt: skip
     for tile in range(end_seen_by_all, tl.cdiv(end_key, TILE)):
         top_R, total_R, sum_RH = _add_tile(
-            top_R, total_R, sum_RH, q_RH, position_R, last_R, tile, first_key, end_key, blocks, table, head, scale,
+            top_R, total_R, sum_RH, q_RH, first_R, end_R, tile, first_key, end_key, blocks, table, head, scale,
             cap_scale, True, WINDOW, IS_CAPPED, TILE, K, H, PADDED_H, BLOCK_SIZE,
         )  # fmt: skip
+    if IS_PART:
+        total_R = _with_log(logs + (first_row + token_R) * K * G + query_R, total_R, top_R, token_R < count)
     out_RH = _averaged(sum_RH, total_R, top_R, sinks, query_R, token_R < count, HAS_SINKS)
     out_offset_RH = ((first_row + token_R) * out_stride)[:, None] + offset_RH
     tl.store(out + out_offset_RH, out_RH.to(out.dtype.element_ty), mask=is_row_RH)
@@ -303,8 +333,8 @@ def _add_tile(
     total_R,
     sum_RH,
     q_RH,
-    position_R,
-    last_R,
+    first_R,
+    end_R,
     tile,
     first_key,
     end_key,
@@ -324,8 +354,8 @@ def _add_tile(
 ):
     """Returns `top_R`, `total_R` and `sum_RH` with the keys and values of a tile added.
 
-    Rows see the keys up to `last_R` that are in the window of `position_R`. Only keys from `first_key` to `end_key` are
-    read. With `IS_MASKED` false, all rows see all keys of the tile.
+    Rows see the keys before `end_R`, with a window from `first_R` on. Only keys from `first_key` to `end_key` are read.
+    With `IS_MASKED` false, all rows see all keys of the tile.
     """
     key_L = tile * TILE + tl.arange(0, TILE)
     is_read_L = key_L < end_key
@@ -344,9 +374,9 @@ def _add_tile(
     if IS_CAPPED:
         score_RL = _tanh(score_RL * cap_scale)
     if IS_MASKED:
-        is_seen_RL = is_read_L[None, :] & (key_L[None, :] <= last_R[:, None])
+        is_seen_RL = is_read_L[None, :] & (key_L[None, :] < end_R[:, None])
         if WINDOW > 0:
-            is_seen_RL &= key_L[None, :] > position_R[:, None] - WINDOW
+            is_seen_RL &= key_L[None, :] >= first_R[:, None]
         score_RL = tl.where(is_seen_RL, score_RL, float("-inf"))
     new_top_R = tl.maximum(top_R, tl.max(score_RL, 1) * scale)
     weight_RL = tl.exp2(score_RL * scale - new_top_R[:, None])
@@ -354,6 +384,28 @@ def _add_tile(
     total_R = total_R * kept_R + tl.sum(weight_RL, 1)
     sum_RH = tl.dot(weight_RL.to(values_LH.dtype), values_LH, sum_RH * kept_R[:, None], input_precision="ieee")
     return new_top_R, total_R, sum_RH
+
+
+@triton.jit
+def _num_owned(count, BLOCK_SIZE: tl.constexpr, OWNERS: tl.constexpr, OWNER: tl.constexpr):
+    """Returns how many of a sequence's first `count` tokens the cache has, as `ContextShare.num_owned`."""
+    if OWNERS > 1:
+        rest = count % (BLOCK_SIZE * OWNERS) - OWNER * BLOCK_SIZE
+        count = count // (BLOCK_SIZE * OWNERS) * BLOCK_SIZE + tl.minimum(tl.maximum(rest, 0), BLOCK_SIZE)
+    return count
+
+
+@triton.jit
+def _with_log(logs, total_R, top_R, is_query_R):
+    """Stores the logarithms of the sums of weights, which aren't relative to the highest score, at `logs`.
+
+    Returns the sums to divide by. A row that sees no key has a logarithm of minus infinity, and a result of zeros.
+    """
+    has_keys_R = total_R > 0
+    total_R = tl.where(has_keys_R, total_R, 1.0)
+    log_R = (tl.log2(total_R) + top_R) / _LOG2_OF_E
+    tl.store(logs, tl.where(has_keys_R, log_R, float("-inf")), mask=is_query_R)
+    return total_R
 
 
 @triton.jit

@@ -46,6 +46,14 @@ def test_divided_attention_follows_the_formula(make: MakePartial, drawn: Sizes, 
         batch.check(attend(batch, num_workers, make))
 
 
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(drawn=sizes([torch.float32], longest=200, most_rows=40, images=True))
+def test_tokens_of_an_image_see_each_other(drawn: Sizes) -> None:
+    batch = Batch(replace(drawn, turns_are_of_rows=False))
+    if batch.sequences:
+        batch.check(attend(batch, 2, BACKENDS["torch"]))
+
+
 @PARTIALS
 @pytest.mark.parametrize("num_workers", [2, 4])
 @pytest.mark.parametrize("window", [None, 5, 20])

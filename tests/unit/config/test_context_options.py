@@ -90,11 +90,6 @@ def test_prefills_are_divided_over_more_workers(configure) -> None:
         ({"tensor_parallel_size": 4, "decode_context_parallel_size": 4}, ["one of [1, 2]"]),
         ({"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, ["one of [1]", "more workers than"]),
         ({"decode_context_parallel_size": 2}, ["one of [1]"]),
-        ({"prefill_context_parallel_size": 2, "device": "cuda"}, ["prefill_context_parallel_size=2", "GPUs"]),
-        (
-            {"tensor_parallel_size": 4, "decode_context_parallel_size": 2, "device": "cuda"},
-            ["decode_context_parallel_size=2", "GPUs"],
-        ),
         (
             {"prefill_context_parallel_size": 2, "executor_backend": "inline"},
             ["prefill_context_parallel_size=2 needs 2", "executor_backend='ray'"],

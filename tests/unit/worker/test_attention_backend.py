@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import interpreted_triton  # noqa: F401  # before whatever imports Triton
 import pytest
 import torch
@@ -10,8 +13,14 @@ from native_kernels import needs_kernels
 from raycore.errors import InvalidConfig
 from raycore.kernels import library
 from raycore.layers import fp8_linear
+from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.spec import HeadShape
-from raycore.worker.attention_backend import choose_attention_backend, choose_cache_dtype, choose_operations_backend
+from raycore.worker.attention_backend import (
+    choose_attention_backend,
+    choose_cache_dtype,
+    choose_divided_backend,
+    choose_operations_backend,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64)
@@ -52,6 +61,33 @@ def test_sizes_that_the_native_kernels_lack_go_to_torch() -> None:
     assert choose("auto", CPU, block_size=7) == "torch"
     with pytest.raises(InvalidConfig, match="don't support head_dim=64 with block_size=7"):
         choose("native", CPU, block_size=7)
+
+
+IMAGES = SimpleNamespace(is_bidirectional=False)
+BIDIRECTIONAL = SimpleNamespace(is_bidirectional=True)
+BY_AXES = [None, SimpleNamespace(sections=(4, 2, 2))]
+
+
+@pytest.mark.parametrize(
+    ("backend", "parts", "expected"),
+    [
+        ("native", {}, "native"),
+        ("triton", {}, "triton"),
+        ("torch", {"latent": LatentHeads}, "torch"),
+        ("native", {"latent": LatentHeads}, "native"),
+        ("triton", {"latent": LatentHeads}, "torch"),
+        ("native", {"vision": IMAGES}, "native"),
+        ("native", {"vision": IMAGES, "rotations": BY_AXES}, "torch"),
+        ("native", {"vision": BIDIRECTIONAL}, "torch"),
+        ("triton", {"vision": BIDIRECTIONAL, "rotations": BY_AXES}, "triton"),
+    ],
+)
+def test_what_kernels_cannot_do_with_a_share_of_the_keys_goes_to_torch(backend: Any, parts: dict, expected: str):
+    spec: Any = SimpleNamespace(**{"latent": None, "vision": None, "rotations": [None]} | parts)
+    assert choose_divided_backend(backend, "auto", spec) == expected
+    if expected != backend:
+        with pytest.raises(InvalidConfig, match=f"attention_backend='{backend}': with context parallelism"):
+            choose_divided_backend(backend, backend, spec)
 
 
 LATENTS = HeadShape(num_heads=128, num_kv_heads=1, head_dim=576, latent_rank=512)
