@@ -22,6 +22,7 @@ from faults import signal_in_step
 from native_kernels import needs_kernels
 from number_formats import BATCH_INVARIANT
 from peft_adapters import save_demo_adapter
+from safetensors.torch import load_file
 
 from raycore import LLM, InvalidConfig, SamplingParams
 from raycore.lora.request import LoRARequest
@@ -275,3 +276,35 @@ def test_engines_that_share_experts_divide_contexts(ray_cluster, tmp_path, monke
         InvalidConfig, match="prefill_context_parallel_size=2 can't be used with enable_expert_parallel"
     ):
         start(path, enable_expert_parallel=True, **SHAPES[1])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=IDS)
+def test_embeddings_of_prompts_are_computed_as_their_tokens(ray_cluster, checkpoint, expected, shape) -> None:
+    rows_VD = load_file(checkpoint / "model.safetensors")["model.embed_tokens.weight"]
+    given = [{"prompt_embeds": rows_VD[ids]} for ids in prompts()]
+    limits = {"max_num_batched_tokens": 24, "num_gpu_blocks_override": 12, "standby_delay_s": None}
+    with start(checkpoint, enable_prompt_embeds=True, **limits, **shape) as llm:
+        outputs = llm.generate([*given, *prompts()], GREEDY, use_tqdm=False)
+    assert [output.outputs[0].token_ids for output in outputs] == expected * 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_async"), [(SHAPES[0] | {"enable_expert_parallel": True}, True), (SHAPES[1], False)], ids=IDS
+)
+def test_states_drafts_and_experts_go_together(ray_cluster, tmp_path, monkeypatch, shape, is_async) -> None:
+    name, options = FAMILIES["qwen3_next"]
+    monkeypatch.setitem(FAMILIES, "qwen3_next", (name, options | {"num_key_value_heads": 1}))
+    path = make_checkpoint("qwen3_next", tmp_path)
+    expected = reference(path)
+    guesses = {"speculative_config": NGRAM | {"prompt_lookup_min": 1}, "async_scheduling": is_async}
+    limits = {"max_num_seqs": 4, "max_num_batched_tokens": 24, "mamba_block_size": 16, "num_gpu_blocks_override": 12}
+    with start(path, **guesses, **limits, **shape) as llm:
+        for _ in range(2):
+            assert tokens_of(llm) == expected
+        counts = llm.read_metrics().counts[0]
+        assert counts.num_cached_prompt_tokens
+        assert counts.num_draft_tokens
+        signal_in_step(llm, 0, llm.engine_infos[0].worker_pids[1], 5)
+        assert tokens_of(llm) == expected
+    with pytest.raises(InvalidConfig, match=r"=20 isn't a multiple of block_size=4 times the 2 workers"):
+        start(path, **limits | {"mamba_block_size": 20}, **shape)
