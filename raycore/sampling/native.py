@@ -22,9 +22,6 @@ class NativeSampling(SamplingKernels):
         super().__init__(torch.device("cpu"), batch_invariant=True)
 
     def mask(self, logits_RV: Tensor, rows_M: NDArray[np.int64], masks_MB: NDArray[np.uint8]) -> None:
-        if not hasattr(torch.ops.raycore, "mask_logits"):  # a checkout's library may be older than its sources
-            super().mask(logits_RV, rows_M, masks_MB)
-            return
         torch.ops.raycore.mask_logits.default(logits_RV, torch.as_tensor(rows_M), torch.as_tensor(masks_MB))
 
     def most_likely(self, logits_RV: Tensor) -> Tensor:

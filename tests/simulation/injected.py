@@ -320,7 +320,7 @@ FAULTS: dict[str, list[Callable[[], None]]] = {
 _KNOWN = {
     ("adapter", 0): 292,
     ("constraint", 0): 131,
-    ("constraint", 1): 68,
+    ("constraint", 1): 82,
     ("drafts", 0): 37,
     ("rank", 0): 439,
     ("ended between pieces", 0): 112,
