@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -48,7 +48,9 @@ class EngineShape:
     """Workers per tensor-parallel group. The workers of a group are consecutive in the rank. None: a rank is one group.
     """
     node_id: str | None = None
-    """The id of the node that hosts all ranks. None: any nodes may."""
+    """The id of the node that hosts the first `num_there` ranks. None: any nodes may host any ranks."""
+    num_there: int | None = None
+    """How many of the ranks are on that node. The others are on other nodes. None: all are there."""
     others_per_worker: Bundle = field(default_factory=dict[str, float], hash=False)
     """What a worker needs of other resources."""
 
@@ -68,6 +70,15 @@ class EngineShape:
     def engine_bundle_index(self) -> int:
         """Index of the bundle in which the engine process runs."""
         return self.world_size if self.engine_cpus else 0
+
+    @property
+    def parts(self) -> list[EngineShape]:
+        """The ranks on node `node_id`, and those on other nodes: each part is placed by itself."""
+        if not self.num_there or self.node_id is None:
+            return [self]
+        num_there = min(self.num_there, self.num_ranks)
+        there = replace(self, num_ranks=num_there, num_there=None)
+        return [there, replace(self, num_ranks=self.num_ranks - num_there, num_there=0)]
 
     @property
     def num_cpus(self) -> float:
@@ -107,14 +118,15 @@ def plan_ranks(
     Raises:
         PlacementShortage: the ranks don't fit. The message is the table of `describe_shortage()`.
     """
-    nodes = _allowed_nodes(view, shape)
-    rooms = [_Room(node, node.total if of == "total" else node.available) for node in nodes]
-    if shape.strategy == "strict":
-        placed = _place_strict(rooms, shape, standing) or (_place_level(rooms, shape, standing) if standing else None)
-    else:
-        placed = (_place_fill if shape.strategy == "fill" else _place_span)(rooms, shape)
-    if placed is None:
-        raise PlacementShortage(describe_shortage(view, shape))
+    placed: list[tuple[str, ...]] = []
+    for part in shape.parts:
+        nodes = _allowed_nodes(view, part)
+        rooms = [_Room(node, node.total if of == "total" else node.available) for node in nodes]
+        beside = {node_id: count for node_id, count in standing.items() if _is_allowed(node_id, part)}
+        of_part = _place(rooms, part, beside) if part.num_ranks else []
+        if of_part is None:
+            raise PlacementShortage(describe_shortage(view, shape))
+        placed += of_part
     return [RankPlan(dp_rank, shape.bundles, node_ids) for dp_rank, node_ids in enumerate(placed)]
 
 
@@ -124,6 +136,10 @@ def evener_node(view: ClusterView, shape: EngineShape, node_id: str, standing: M
     It has room for the rank, and at least two ranks fewer, so the move makes the numbers more even. None if there is no
     such node. `standing` counts the ranks on each node, this one included.
     """
+    if shape.num_there is not None:
+        if node_id == shape.node_id:
+            return None
+        shape = replace(shape, num_there=0)
     most = standing.get(node_id, 0) - 2
     nodes = [node for node in _allowed_nodes(view, shape) if standing.get(node.node_id, 0) <= most]
     room = _first_fit([_Room(node, node.available) for node in nodes], shape.bundles)
@@ -166,11 +182,20 @@ def describe_missing(view: ClusterView, shape: EngineShape, created: Mapping[str
 
 def _allowed_nodes(view: ClusterView, shape: EngineShape) -> list[NodeView]:
     """The usable nodes on which the ranks may be."""
-    return [node for node in view.usable_nodes if shape.node_id in (None, node.node_id)]
+    return [node for node in view.usable_nodes if _is_allowed(node.node_id, shape)]
+
+
+def _is_allowed(node_id: str, shape: EngineShape) -> bool:
+    """Whether the ranks may be on a node. `shape`: one of `EngineShape.parts`."""
+    return shape.node_id is None or (node_id == shape.node_id) == (shape.num_there is None)
 
 
 def _where(shape: EngineShape) -> str:
-    return "" if shape.node_id is None else f"; all on this program's node, {shape.node_id[:8]}"
+    if shape.node_id is None:
+        return ""
+    if shape.num_there is None or shape.num_there >= shape.num_ranks:
+        return f"; all on this program's node, {shape.node_id[:8]}"
+    return f"; {shape.num_there} on this program's node, {shape.node_id[:8]}, the others on other nodes"
 
 
 class _Room:
@@ -198,6 +223,12 @@ class _Room:
 
 _Placed = list[tuple[str, ...]] | None
 """For each rank, the node id of each bundle; None if the ranks don't fit."""
+
+
+def _place(rooms: list[_Room], shape: EngineShape, standing: Mapping[str, int]) -> _Placed:
+    if shape.strategy == "strict":
+        return _place_strict(rooms, shape, standing) or (_place_level(rooms, shape, standing) if standing else None)
+    return (_place_fill if shape.strategy == "fill" else _place_span)(rooms, shape)
 
 
 def _place_fill(rooms: list[_Room], shape: EngineShape) -> _Placed:

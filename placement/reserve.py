@@ -368,10 +368,13 @@ def _ask(
     groups: list[PlacementGroup] = []
     with ExitStack() as undo:
         undo.callback(release, groups)
-        groups.extend(_create_anywhere(shape, avoid, name) for name in names or [""] * shape.num_ranks)
+        parts = [part for part in shape.parts for _ in range(part.num_ranks)]
+        for part, name in zip(parts, names or [""] * shape.num_ranks, strict=True):
+            groups.append(_create_anywhere(part, avoid, name))
         while len(standing := _created_nodes(groups, names)) < len(groups):
             waiting.step(read_cluster().without(avoid), standing)
-        if shape.strategy == "strict" and not _are_even(standing.values()):
+        movable = [nodes for part, nodes in zip(parts, standing.values(), strict=True) if part.num_there == 0]
+        if shape.strategy == "strict" and not _are_even(movable or standing.values()):
             logger.warning(
                 "the nodes hold unequal numbers of ranks, which strategy 'strict' forbids: placing the ranks again"
             )
@@ -381,15 +384,20 @@ def _ask(
 
 
 def _create_anywhere(shape: EngineShape, avoid: Collection[str], name: str) -> PlacementGroup:
-    """Create a placement group on nodes that Ray chooses, as far as the shape leaves it a choice."""
-    elsewhere = {_NODE_ID_LABEL: f"!in({', '.join(sorted(avoid))})"} if avoid else {}
-    if shape.node_id is not None:
-        elsewhere = {_NODE_ID_LABEL: shape.node_id}
+    """Create a placement group on nodes that Ray chooses, as far as the shape leaves it a choice.
+
+    `shape`: one of `EngineShape.parts`.
+    """
+    is_there = shape.node_id is not None and shape.num_there is None
+    avoided = sorted({*avoid, *([] if shape.node_id is None or is_there else [shape.node_id])})
+    selector = {_NODE_ID_LABEL: f"!in({', '.join(avoided)})"} if avoided else {}
+    if shape.node_id is not None and is_there:
+        selector = {_NODE_ID_LABEL: shape.node_id}
     return placement_group(
         bundles=[dict(bundle) for bundle in shape.bundles],
         strategy="PACK" if shape.strategy == "span" else "STRICT_PACK",
         name=name,
-        bundle_label_selector=[elsewhere] * len(shape.bundles),
+        bundle_label_selector=[selector] * len(shape.bundles),
     )
 
 

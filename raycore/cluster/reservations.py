@@ -86,7 +86,7 @@ class Reservations:
         self._patience_s = config.recovery.placement_timeout_s
         self._wait_for_nodes_s = config.parallel.wait_for_nodes_s
         self._is_ray_ours = False
-        self._is_on_own_node = config.parallel.is_on_own_node
+        self._num_on_own_node = config.parallel.num_on_own_node
         self._own_node = ""
         self._reaper: Reaper | None = None
         self._clock = clock
@@ -117,7 +117,9 @@ class Reservations:
             title: names the engine and its owner in the names of its groups, for others that lack room.
         """
         self._title = title
-        self._shape = dataclasses.replace(shape, node_id=own_node if self._is_on_own_node else None)
+        if self._num_on_own_node is not None:
+            shape = dataclasses.replace(shape, node_id=own_node, num_there=self._num_on_own_node)
+        self._shape = shape
         self._own_node = own_node
         self._is_ray_ours = is_ray_ours
         if is_ray_ours:
@@ -270,6 +272,12 @@ class Reservations:
             nodes = [node for node in read_cluster().nodes if node.alive and node.node_id in self.crashed_nodes]
             self.crashed_nodes -= {node.node_id for node in nodes if answers(node)}
 
+    def _shape_of(self, dp_ranks: Sequence[int]) -> EngineShape:
+        """The shape of some of the ranks, in rising order."""
+        below = self._num_on_own_node
+        num_there = None if below is None else sum(dp_rank < below for dp_rank in dp_ranks)
+        return dataclasses.replace(self._shape, num_ranks=len(dp_ranks), num_there=num_there)
+
     def _reserve(
         self,
         dp_ranks: Sequence[int],
@@ -281,6 +289,7 @@ class Reservations:
         """Create groups. `on_wait`: None logs what a wait is for."""
         if not dp_ranks:
             return {}
+        dp_ranks = sorted(dp_ranks)
         self._forgive()
         with self._lock:
             if self._reaper is None and not self._cancelled.is_set():
@@ -289,7 +298,7 @@ class Reservations:
         try:
             with self._cancellable(dp_ranks, is_wanted) as is_still_wanted:
                 groups = reserve(
-                    dataclasses.replace(self._shape, num_ranks=len(dp_ranks)),
+                    self._shape_of(dp_ranks),
                     names=[group_name(self._engine_id, dp_rank, self._title) for dp_rank in dp_ranks],
                     avoid=self.crashed_nodes,
                     timeout_s=timeout_s,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from raycore.config.parallel import ParallelConfig
+from raycore.config.parallel import MAX_RANKS, ParallelConfig
 from raycore.errors import InvalidConfig
 
 
@@ -24,8 +24,9 @@ def deployed(parallel: ParallelConfig) -> ParallelConfig:
     if first + count > total:
         ranks = f"rank {first}" if count == 1 else f"ranks {first} to {first + count - 1}"
         raise InvalidConfig(f"data_parallel_size={total} has no {ranks}: {_given(parallel)}")
+    spans = parallel.placement_strategy == "span"  # a rank that spans nodes can't be on one
     if count == total:
-        return parallel
+        return replace(parallel, num_on_own_node=None if spans else _num_local(parallel))
     if parallel.enable_expert_parallel:
         raise InvalidConfig(
             f"enable_expert_parallel=True shares experts among the ranks of an engine, and with {_given(parallel)} "
@@ -35,8 +36,7 @@ def deployed(parallel: ParallelConfig) -> ParallelConfig:
         parallel,
         data_parallel_size=count,
         first_rank=first,
-        # a rank that spans nodes can't be on one
-        is_on_own_node=parallel.placement_strategy != "span",
+        num_on_own_node=None if spans else MAX_RANKS,
     )
 
 
@@ -69,6 +69,14 @@ def _hybrid_part(parallel: ParallelConfig) -> tuple[int, int] | None:
             f"{_given(parallel)} needs data_parallel_size_local, the number of ranks on this server's node, at least 1"
         )
     return first or 0, count
+
+
+def _num_local(parallel: ParallelConfig) -> int | None:
+    """Return how many ranks of a server that has all of them are on its node. None: any number."""
+    local, total = parallel.data_parallel_size_local, parallel.data_parallel_size
+    if local is not None and local > total:
+        raise InvalidConfig(f"data_parallel_size_local={local} is more than data_parallel_size={total}")
+    return local
 
 
 def _given(parallel: ParallelConfig) -> str:

@@ -69,10 +69,11 @@ class ParallelConfig(msgspec.Struct, frozen=True):
     data_parallel_size_local: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         option(
-            "With data_parallel_hybrid_lb or data_parallel_start_rank: number of ranks of this server, which are on "
-            "its node. Otherwise it has no effect, because Ray places all ranks.",
+            "Number of ranks on this program's node. With data_parallel_hybrid_lb or data_parallel_start_rank, this "
+            "server has no others. Without, the others are on other nodes. With placement_strategy=span, ranks are on "
+            "any nodes.",
             flags=("-dpl", "--data-parallel-size-local"),
-            default="not divided among servers",
+            default="any number",
         ),
     ] = None
     data_parallel_start_rank: Annotated[
@@ -251,8 +252,9 @@ class ParallelConfig(msgspec.Struct, frozen=True):
 
     first_rank: int = 0
     """The number of the engine's first rank, among those of all servers of a deployment."""
-    is_on_own_node: bool = False
-    """Whether all ranks have to be on the node of the program that starts the engine."""
+    num_on_own_node: int | None = None
+    """Ranks with lower numbers have to be on the node of the program that starts the engine, and all others on other
+    nodes. None: all may be on any nodes."""
 
     @property
     def stage_size(self) -> int:

@@ -327,8 +327,9 @@ class EngineOptions(VllmOptions, total=False):
     data_parallel_size: int
     """Number of ranks. Each has its own copy of the model. Default: 1."""
     data_parallel_size_local: int | None
-    """With data_parallel_hybrid_lb or data_parallel_start_rank: number of ranks of this server, which are on its node.
-    Otherwise it has no effect, because Ray places all ranks. Default: not divided among servers."""
+    """Number of ranks on this program's node. With data_parallel_hybrid_lb or data_parallel_start_rank, this server has
+    no others. Without, the others are on other nodes. With placement_strategy=span, ranks are on any nodes. Default:
+    any number."""
     data_parallel_start_rank: int | None
     """The number of this server's first rank, among the data_parallel_size ranks of all servers. Metrics have it.
     Default: 0."""

@@ -179,23 +179,26 @@ for _ in range(3):
     add_node()
 ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
 
-def layout(num_ranks, world_size, strategy, timeout_s=20, **options):
-    shape = EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy)
+def layout(num_ranks, world_size, strategy, timeout_s=20, num_there=None, **options):
+    node = None if num_there is None else own
+    shape = EngineShape(num_ranks, world_size, gpus_per_worker=1, strategy=strategy, node_id=node, num_there=num_there)
     groups = reserve(shape, timeout_s=timeout_s, **options)
     nodes = [bundle_nodes(group) for group in groups]
     assert not {node for rank in nodes for node in rank} & set(options.get("avoid", []))
+    assert num_there is None or [set(rank) == {own} for rank in nodes] == [i < num_there for i in range(num_ranks)]
     release(groups)
     # Ray's view of what is free lags behind
     eventually(lambda: ray.available_resources().get("GPU") == ray.cluster_resources()["GPU"])
     names = {node: "abc"[i] for i, node in enumerate(dict.fromkeys(sum(nodes, [])))}
     print(strategy, *("".join(names[node] for node in rank) for rank in nodes), flush=True)
 
+own = ray.get_runtime_context().get_node_id()
 layout(2, 2, "fill")
 layout(3, 1, "strict")
 layout(1, 4, "span")
-own = ray.get_runtime_context().get_node_id()
+layout(3, 1, "fill", num_there=1)
 with ThreadPoolExecutor() as pool:
-    waiting = pool.submit(layout, 3, 2, "fill", avoid=[own], asks_for_nodes=True)
+    waiting = pool.submit(layout, 3, 2, "fill", num_there=0, asks_for_nodes=True)
     time.sleep(1.0)
     assert not waiting.done()
     add_node()
@@ -218,6 +221,7 @@ def test_ranks_are_placed_on_several_nodes_that_share_an_address(tmp_path):
         "fill aaa bbb",
         "strict aa bb cc",
         "span aabba",
+        "fill aa bb cc",
         "fill aaa bbb ccc",
         "5 ranks of 1 worker don't fit the cluster",
     ], run.stderr

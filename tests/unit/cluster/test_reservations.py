@@ -33,11 +33,13 @@ class PlacedEngine:
         given: Any = None,
         is_ray_ours: bool = False,
         wait_for_nodes_s: float = 0.0,
+        num_on_own_node: int | None = None,
     ) -> None:
         self.clock = FakeClock()
         self.groups = FakeGroups(self.clock, nodes)
         self.groups.install(monkeypatch)
-        parallel = ParallelConfig(1, num_ranks, wait_for_nodes_s=wait_for_nodes_s)
+        places = {"wait_for_nodes_s": wait_for_nodes_s, "num_on_own_node": num_on_own_node}
+        parallel = ParallelConfig(1, num_ranks, **places)
         recovery = RecoveryConfig(placement_timeout_s=60.0)
         base = make_config()
         config = EngineConfig(base.model, base.cache, base.scheduler, parallel, base.executor, recovery=recovery)
@@ -167,6 +169,17 @@ def test_added_ranks_under_strict_are_spread_with_the_ranks_in_place(make):
     engine.place()
     engine.place(engine.reservations.for_growth([2, 3], engine.ranks.values()))
     assert sorted(engine.groups.names().values()) == [DRIVER, DRIVER, "other", "other"]
+
+
+def test_as_many_ranks_are_on_the_programs_node_as_the_option_says_also_later(make):
+    engine = make({DRIVER: 9, "other": 2, "third": 2}, num_ranks=3, num_on_own_node=1)
+    assert engine.place() == {0: DRIVER, 1: "other", 2: "other"}
+    assert engine.place(engine.reservations.for_growth([3], engine.ranks.values()))[3] == "third"
+    engine.groups.draining.add("other")
+    with pytest.raises(PlacementShortage):
+        engine.replace(0, 1, 2)
+    engine.groups.nodes["fourth"] = 1
+    assert engine.replace(2, 1, 0) == {0: DRIVER, 1: "third", 2: "fourth", 3: "third"}
 
 
 @pytest.mark.parametrize("is_ray_ours", [True, False])

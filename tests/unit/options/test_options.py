@@ -39,7 +39,7 @@ NO_OPTIONS = {"drafter", "spec", "log_level", "SchedulerConfig.max_model_len", "
     "SchedulerConfig.fits_max_model_len",
     "ServerOptions.max_logprobs",
     "ParallelConfig.first_rank",
-    "ParallelConfig.is_on_own_node",
+    "ParallelConfig.num_on_own_node",
 }
 """What is found, or given by the program: the rest of the configuration is for users to choose."""
 

@@ -232,3 +232,37 @@ def test_ranks_can_be_kept_on_one_node():
     with pytest.raises(PlacementShortage, match="all on this program's node, b"):
         plan_ranks(view((8, 0), (2, 0)), EngineShape(2, 1, node_id="b"))
     assert evener_node(view((8, 0), (8, 0)), EngineShape(1, 1, strategy="strict", node_id="a"), "a", {"a": 3}) is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "num_there", "expected"),
+    [
+        ("fill", 0, ["a", "c", "c"]),
+        ("fill", 1, ["b", "a", "c"]),
+        ("fill", 3, ["b", "b", "b"]),
+        ("strict", 1, ["b", "a", "c"]),
+        ("span", 2, ["b", "b", "a"]),
+    ],
+)
+def test_some_ranks_can_be_kept_on_one_node_and_all_others_off_it(strategy, num_there, expected):
+    shape = EngineShape(3, 1, engine_cpus=0, strategy=strategy, node_id="b", num_there=num_there)
+    assert where(view((1, 0), (4, 0), (4, 0)), shape) == expected
+
+
+def test_a_node_without_room_for_its_ranks_is_named_and_none_moves_onto_it_or_off_it():
+    shape = EngineShape(3, 1, engine_cpus=0, strategy="strict", node_id="b", num_there=2)
+    with pytest.raises(PlacementShortage, match="2 on this program's node, b, the others on other nodes"):
+        plan_ranks(view((8, 0), (1, 0)), shape)
+    with pytest.raises(PlacementShortage):
+        plan_ranks(view((0, 0), (8, 0)), shape)
+    nodes = view((8, 0), (8, 0), (8, 0))
+    assert evener_node(nodes, shape, "b", {"b": 5}) is None
+    assert evener_node(nodes, shape, "a", {"a": 3, "c": 2}) is None
+    assert evener_node(nodes, shape, "a", {"a": 3}) == "c"
+    standing = {"b": 2, "a": 2}
+    assert [
+        plan.node_ids
+        for plan in plan_ranks(
+            nodes, EngineShape(2, 1, engine_cpus=0, strategy="strict", node_id="b", num_there=0), standing=standing
+        )
+    ] == [("c",), ("c",)]
