@@ -389,7 +389,7 @@ def _create_anywhere(shape: EngineShape, avoid: Collection[str], name: str) -> P
     `shape`: one of `EngineShape.parts`.
     """
     is_there = shape.node_id is not None and shape.num_there is None
-    avoided = sorted({*avoid, *([] if shape.node_id is None or is_there else [shape.node_id])})
+    avoided = sorted({*avoid, shape.node_id} if shape.node_id is not None and not is_there else avoid)
     selector = {_NODE_ID_LABEL: f"!in({', '.join(avoided)})"} if avoided else {}
     if shape.node_id is not None and is_there:
         selector = {_NODE_ID_LABEL: shape.node_id}

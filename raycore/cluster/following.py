@@ -22,6 +22,8 @@ from raycore.errors import InitializationError
 if TYPE_CHECKING:
     from ray import ObjectRef
 
+    from raycore.engine.engine_actor import DPEngineCoreActor
+
 logger = logging.getLogger(__name__)
 
 IsWanted = Callable[[], bool]
@@ -39,8 +41,8 @@ def check_wanted(is_wanted: IsWanted) -> None:
         raise InitializationError("the engine was shut down while it was starting")
 
 
-def _no_wait(deadline_s: float, is_wanted: IsWanted) -> None:
-    pass
+def no_wait(deadline_s: float, is_wanted: IsWanted) -> None:
+    """A `Wait` for nothing."""
 
 
 class DesiredPart:
@@ -56,7 +58,7 @@ class DesiredPart:
 
         Returns: waits until they have done it.
         """
-        return _no_wait
+        return no_wait
 
     def bring(self, rank: Rank, desired: Desired, is_wanted: IsWanted) -> None:
         """Bring a rank, whose loop runs, what it lacks.
@@ -118,14 +120,21 @@ class Following:
 class Loops(DesiredPart):
     """Starts the loops of ranks, in the activity that is desired."""
 
-    def __init__(self, is_lockstep: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        is_lockstep: Callable[[], bool],
+        others: Callable[[Sequence[Rank]], tuple[list[list[DPEngineCoreActor]], Wait]],
+    ) -> None:
+        """`others`: returns what ranks are told of those of other servers, which they wait for. See `Servers`."""
         self._is_lockstep = is_lockstep
+        self._others = others
 
     def tell(self, ranks: Sequence[Rank], desired: Desired) -> Wait:
+        others, wait = self._others(ranks)
         for rank in ranks:
             peers = [other.actor for other in ranks if other is not rank] if self._is_lockstep() else []
-            rank.run_ref = rank.actor.run.remote(peers, desired.activity)
-        return _no_wait
+            rank.run_ref = rank.actor.run.remote(peers, desired.activity, *others)
+        return wait
 
 
 class HeldAdapters(DesiredPart):
@@ -144,7 +153,7 @@ class HeldAdapters(DesiredPart):
     def tell(self, ranks: Sequence[Rank], desired: Desired) -> Wait:
         added = desired.adapters
         if not added.adapters:
-            return _no_wait
+            return no_wait
         args = added, added.first_ids(self._num_adapters)
         return partial(
             self._wait,

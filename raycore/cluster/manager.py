@@ -34,6 +34,7 @@ from raycore.errors import InitializationError
 from raycore.kernels import are_compiled
 from raycore.messages import FIRST_WEIGHTS, EngineInfo
 from raycore.node.resources import total_memory_bytes
+from raycore.parts.servers.cluster.servers import servers_of
 from raycore.parts.weights.cluster import EngineWeights
 from raycore.ray_api import as_argument
 from raycore.status import EngineOwner, describe_owner
@@ -114,11 +115,13 @@ class CoreEngineActorManager:
             Desired(DesiredWeights(FIRST_WEIGHTS, self._first_path)), lambda: list(self.ranks.values())
         )
         """What all ranks have to have. Ranks that join are brought to it before they serve."""
+        self.servers = servers_of(self._config, runtime)
+        """What the ranks share with those of other servers."""
         self.weights = EngineWeights(self.desired, self.runtime, timeout_s, can_copy=not self.shares_experts)
         self._following = Following(
             self.desired,
             [
-                Loops(lambda: self.is_lockstep),
+                Loops(lambda: self.is_lockstep, self.servers.others),
                 HeldAdapters(self.runtime, timeout_s, config.lora.num_adapters),
                 self.weights,
             ],
@@ -162,10 +165,27 @@ class CoreEngineActorManager:
             self.reservations.open(self._shape, self.node, is_ray_ours=is_ray_ours, given=self._given, title=title)
             placement = self.reservations.for_new_engine(is_wanted)
             self._check_own_node(placement)
-            self._create(placement)
-            self.confirm(list(self.ranks.values()), on_progress, is_wanted)
+            while not self._have_started(placement, on_progress, is_wanted):
+                pass
             undo.pop_all()
         return self.infos
+
+    def _have_started(
+        self, placement: Placement, on_progress: OnProgress | None, is_wanted: Callable[[], bool]
+    ) -> bool:
+        """Start all ranks. Returns False if that failed because of ranks of other servers: they start once more."""
+        self._gather(is_wanted)
+        with self._lock:
+            ranks = self._create(placement)
+        try:
+            self.confirm(ranks, on_progress, is_wanted)
+        except InitializationError as error:
+            if not self.servers.begins_anew(str(error)):
+                raise
+            for rank in ranks:
+                self.kill(rank.dp_rank)
+            return False
+        return True
 
     def cancel(self) -> None:
         """Cancel a `start()` in progress on another thread, which then raises InitializationError."""
@@ -199,6 +219,7 @@ class CoreEngineActorManager:
         deadline_s = self.runtime.clock.now_s() + self._config.executor.init_timeout_s
 
         def is_still_wanted() -> bool:
+            self.servers.check()
             return not self._is_shut_down and is_wanted()
 
         self._starts.wait(ranks, deadline_s, on_progress, is_still_wanted)
@@ -246,7 +267,10 @@ class CoreEngineActorManager:
             others = [rank for rank in self.ranks.values() if rank not in old]
             for rank in old:
                 self._ends.kill(rank, self.node)
-        return self._create_in(self.reservations.for_successors(old, is_wanted, others, on_shortage))
+        self.servers.end_round("ranks of a server have ended")
+        placement = self.reservations.for_successors(old, is_wanted, others, on_shortage)
+        self._gather(is_wanted)
+        return self._create_in(placement)
 
     def grow(self, dp_ranks: Sequence[int], num_blocks: int | None = None) -> list[Rank]:
         """Create additional ranks. Call `confirm()` with the returned ranks.
@@ -261,6 +285,12 @@ class CoreEngineActorManager:
             InitializationError: the engine was shut down during the call.
         """
         return self._create_in(self.reservations.for_growth(dp_ranks, list(self.ranks.values())), num_blocks)
+
+    def _gather(self, is_wanted: Callable[[], bool]) -> None:
+        """Wait until ranks of other servers start together with those that are about to be created."""
+        config = self.servers.gather(self._config, lambda: not self._is_shut_down and is_wanted())
+        with self._lock:
+            self._config = msgspec.structs.replace(self._config, parallel=config.parallel)
 
     # ---- ranks that share experts
 
@@ -369,6 +399,7 @@ class CoreEngineActorManager:
             is_connected = self.runtime.is_connected()
             self._standbys.close(without_ray=not is_connected)
             if is_connected:
+                self.servers.close()
                 self._end(list(self.ranks.values()), timeout_s)
                 self.reservations.close()
             elif self.ranks and not was_shut_down:
@@ -394,13 +425,14 @@ class CoreEngineActorManager:
         }
         actors = {dp_rank: actor for dp_rank, (actor, _) in starts.items()}
         # the first rank chooses the dtype and provides the rendezvous address; Ray passes both to all ranks
-        dtype, meeting, first = None, None, next(iter(actors.values()), None)
+        dtype: DType | None = None
+        meeting, first = None, next(iter(actors.values()), None)
         if first is None:
             return []
         if self._config.model.dtype == "auto" and self._config.device == "cpu":
-            dtype = as_argument(first.choose_dtype.remote())
+            dtype = self.servers.shared("dtype", lambda: as_argument(first.choose_dtype.remote()))
         if config.parallel.is_lockstep and num_blocks is None:
-            meeting = as_argument(first.rendezvous.remote(dtype))
+            meeting = self.servers.shared("meeting", lambda: as_argument(first.rendezvous.remote(dtype)))
         created = [
             Rank(dp_rank, bundles, nodes[dp_rank], actor, actor.wait_for_init.remote(meeting, dtype, num_blocks))
             for (dp_rank, bundles), actor in zip(placement.items(), actors.values(), strict=True)

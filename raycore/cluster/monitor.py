@@ -20,6 +20,7 @@ from raycore.cluster.watchdog import Watchdog
 from raycore.config import RecoveryConfig
 from raycore.engine.rank_events import LossExplained, RankListener, RanksLost
 from raycore.errors import EngineDeadError, RaycoreError
+from raycore.parts.servers.values import RoundOver
 from raycore.recurring import Recurring
 from raycore.system import threading
 
@@ -42,6 +43,8 @@ class Loss:
     dp_ranks: Sequence[int]
     cause: EngineDeadError
     """Without the last lines that the dead process logged."""
+    is_free: bool = False
+    """Whether the first replacement doesn't count as a restart: nothing of this engine has failed."""
 
 
 class RankMonitor:
@@ -90,6 +93,8 @@ class RankMonitor:
         self._budget = RestartBudget(config)
         self._leaving = threading.Event()
         self._suspicion: tuple[int, str] | None = None
+        self._is_free = False
+        """Whether the suspicion is of nothing that has failed."""
         self._shortages = Recurring(now_s=self._clock.now_s)
         self._thread: threading.Thread | None = None
 
@@ -101,8 +106,12 @@ class RankMonitor:
         """Stop watching, because the ranks or the whole engine are about to be stopped."""
         self._leaving.set()
 
-    def suspect(self, dp_rank: int, reason: str) -> None:
-        """Have the failure domain killed and replaced, because of `reason`, which concerns `dp_rank`."""
+    def suspect(self, dp_rank: int, reason: str, *, is_free: bool = False) -> None:
+        """Have the failure domain killed and replaced, because of `reason`, which concerns `dp_rank`.
+
+        `is_free`: see `Loss`.
+        """
+        self._is_free = is_free
         self._suspicion = dp_rank, reason
 
     def join(self, timeout_s: float | None) -> None:
@@ -174,7 +183,8 @@ class RankMonitor:
             if noticed is not None:
                 number = self._tell_of_loss()
                 # before the manager kills the domain's other ranks, which Ray would report as the cause
-                loss = Loss(number, self._dp_ranks, noticed if ended is None else ends.explain(ended))
+                is_free = ended is None and self._suspicion is not None and self._is_free
+                loss = Loss(number, self._dp_ranks, noticed if ended is None else ends.explain(ended), is_free)
                 if self._runtime.ended_with_owner():  # as planned: the ranks have ended with it
                     return None
                 # on a thread, because the replacement must not wait for log lines from another node
@@ -237,11 +247,11 @@ class RankMonitor:
         """
         failed: EngineDeadError | None = None
         self.is_serving = False
-        started_s = self._clock.now_s()
+        started_s, is_free = self._clock.now_s(), loss.is_free
         if self._is_disowned(loss.cause.__cause__):
             return False
         while not self._leaving.is_set():
-            delay_s = self._budget.next_delay_s(self._clock.now_s(), started_s)
+            delay_s = 0.0 if is_free else self._budget.next_delay_s(self._clock.now_s(), started_s)
             if delay_s is None:
                 for dp_rank in loss.dp_ranks:
                     self._manager.kill(dp_rank)
@@ -262,13 +272,14 @@ class RankMonitor:
             except (RaycoreError, PlacementShortage, PlacementGroupRemoved, RayError) as error:
                 why = describe_death(error)
                 if isinstance(error, PlacementShortage):
-                    if self._serving():
+                    if self._serving() and not is_free:
                         self._budget.give_back()  # the others serve for as long as there is no room
                 elif not self._leaving.is_set():
                     logger.error("an attempt to restart dp_ranks %s failed: %s", loss.dp_ranks, why)
                 failed = EngineDeadError(
                     f"{why}\ndp_ranks {loss.dp_ranks} were being restarted after: {self._with_last_lines(loss.cause)}"
                 )
+                is_free = isinstance(error, RoundOver)
                 if self._is_disowned(error):
                     return False
                 if isinstance(error, PlacementGroupRemoved):  # another attempt would find the same

@@ -104,15 +104,18 @@ class Reaper:
         release(groups_named(self._prefix))
 
     def _process_runs(self) -> bool:
-        if node_id() == self._node_id:
-            return is_running(self._pid)
-        # Ray learns of the process's end within milliseconds, but of no process's when a whole node ends
-        return is_worker_alive(self._worker_id) and any(
-            node.node_id == self._node_id and node.alive for node in read_cluster().nodes
-        )
+        return is_running(self._pid) if node_id() == self._node_id else process_runs(self._worker_id, self._node_id)
 
     def _actor_is_dead(self) -> bool:
         return self._actor_id is not None and _actor_state(self._actor_id) == "DEAD"
+
+
+def process_runs(worker_id: str, node_id: str) -> bool:
+    """Whether a process of the cluster runs, as far as Ray knows: by Ray's id of the process, and its node's.
+
+    Ray learns of the process's end within milliseconds, but of no process's when a whole node ends.
+    """
+    return is_worker_alive(worker_id) and any(node.node_id == node_id and node.alive for node in read_cluster().nodes)
 
 
 def _actor_state(actor_id: str) -> str | None:

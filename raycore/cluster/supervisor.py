@@ -69,6 +69,7 @@ class Supervisor:
         """Tell the listener which ranks are up, and start to watch them."""
         self._cluster.start()
         self._watch(list(self._manager.ranks.values()))
+        self._manager.servers.on_over(self.begin_anew)
 
     def wait(self, timeout_s: float | None = None) -> EngineDeadError | None:
         """Wait until the engine has failed or was stopped, at most `timeout_s` seconds.
@@ -88,6 +89,12 @@ class Supervisor:
         monitor = self._monitors.get(dp_rank)
         if monitor is not None and not self._is_stopping:
             monitor.suspect(dp_rank, reason)
+
+    def begin_anew(self, why: str) -> None:
+        """Have all ranks that share experts replaced, though none of this engine has failed."""
+        monitor = self._monitors.get(0)
+        if monitor is not None and not self._is_stopping:
+            monitor.suspect(0, why, is_free=True)
 
     def watches(self) -> dict[int, WatchView]:
         """The supervisor's view of each rank, by dp_rank."""

@@ -2,7 +2,8 @@
 
 With internal load balancing, the default, one server has all ranks. With the others, several servers have a part of the
 ranks each, and something outside chooses among the servers. Here, each of these servers then runs an engine of its own,
-whose ranks are on the server's node. So a server that dies takes nobody else's requests with it.
+whose ranks are on the server's node. So a server that dies takes nobody else's requests with it. If ranks share
+experts, those of all servers step together (`parts/servers`).
 """
 
 from __future__ import annotations
@@ -27,15 +28,12 @@ def deployed(parallel: ParallelConfig) -> ParallelConfig:
     spans = parallel.placement_strategy == "span"  # a rank that spans nodes can't be on one
     if count == total:
         return replace(parallel, num_on_own_node=None if spans else _num_local(parallel))
-    if parallel.enable_expert_parallel:
-        raise InvalidConfig(
-            f"enable_expert_parallel=True shares experts among the ranks of an engine, and with {_given(parallel)} "
-            "each server has an engine of its own: omit one of them"
-        )
     return replace(
         parallel,
         data_parallel_size=count,
         first_rank=first,
+        num_ranks_of_servers=total if parallel.enable_expert_parallel else 0,
+        num_ranks_before=first,
         num_on_own_node=None if spans else MAX_RANKS,
     )
 

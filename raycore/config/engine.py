@@ -354,8 +354,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     def division(self) -> Division:
         """How the model's weights are divided over the workers."""
         tp_size = self.parallel.tensor_parallel_size
-        has_whole_experts = self.parallel.enable_expert_parallel
-        ep_size = tp_size * self.parallel.data_parallel_size if has_whole_experts else 1
+        ep_size = tp_size * self.parallel.num_sharing if self.parallel.enable_expert_parallel else 1
         return Division(tp_size, ep_size, [len(stage.layers) for stage in self.stages()])
 
     @property

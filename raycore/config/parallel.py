@@ -85,6 +85,15 @@ class ParallelConfig(msgspec.Struct, frozen=True):
             default="0",
         ),
     ] = None
+    data_parallel_rpc_port: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        option(
+            "With several servers that share experts: a number by which they find each other. Servers of two "
+            "deployments in one Ray cluster need two numbers. No port is opened.",
+            flags=("-dpp", "--data-parallel-rpc-port"),
+            metavar="N",
+        ),
+    ] = None
     data_parallel_rank: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         option(
@@ -252,6 +261,10 @@ class ParallelConfig(msgspec.Struct, frozen=True):
 
     first_rank: int = 0
     """The number of the engine's first rank, among those of all servers of a deployment."""
+    num_ranks_of_servers: int = 0
+    """How many ranks of several servers share experts. 0: those of this engine share them with no others."""
+    num_ranks_before: int = 0
+    """How many of these ranks belong to servers before this one."""
     num_on_own_node: int | None = None
     """Ranks with lower numbers have to be on the node of the program that starts the engine, and all others on other
     nodes. None: all may be on any nodes."""
@@ -292,6 +305,11 @@ class ParallelConfig(msgspec.Struct, frozen=True):
         return bundle_indices(self)
 
     @property
+    def num_sharing(self) -> int:
+        """Number of ranks that share the experts of the model with each other. 1 without expert parallelism."""
+        return (self.num_ranks_of_servers or self.data_parallel_size) if self.enable_expert_parallel else 1
+
+    @property
     def is_lockstep(self) -> bool:
         """Whether all data-parallel ranks run every step together, because they share the experts of the model."""
-        return self.enable_expert_parallel and self.data_parallel_size > 1
+        return self.num_sharing > 1

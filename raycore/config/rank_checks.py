@@ -36,5 +36,12 @@ def _only_rank(config: EngineConfig) -> str | None:
     return f"a server with data_parallel_rank={rank} has one rank. Start another server for another rank"
 
 
-_REFUSALS: list[Callable[[EngineConfig], str | None]] = [_only_rank]
+def _ranks_of_servers(config: EngineConfig) -> str | None:
+    parallel = config.parallel
+    if not parallel.num_ranks_of_servers or parallel.data_parallel_size == (parallel.data_parallel_size_local or 1):
+        return None
+    return "experts are shared with ranks of other servers. Start or end servers to change the number of all ranks"
+
+
+_REFUSALS: list[Callable[[EngineConfig], str | None]] = [_only_rank, _ranks_of_servers]
 """What is said of a configuration that can't be. None: it can."""

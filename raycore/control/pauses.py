@@ -80,6 +80,7 @@ class Pauses:
     def pause(self, mode: PauseMode = "abort", clear_cache: bool = True, sleep_level: int = 0) -> None:
         """Pause the engine, and put it to sleep if `sleep_level` isn't 0."""
         _check_mode(mode)
+        self._manager.servers.check_alone()
         with self._next_change():
             if self._is_held and (mode == "wait" or sleep_level > 0):
                 what = "sleep()" if sleep_level > 0 else "mode='wait'"
@@ -106,8 +107,10 @@ class Pauses:
         """Have no step run until `release()`, whatever pauses come meanwhile. Frozen requests stay.
 
         Raises:
-            InvalidInput: the weights are asleep. `call` is what errors name.
+            InvalidInput: the weights are asleep, or ranks of other servers share experts with these. `call` is what
+                errors name.
         """
+        self._manager.servers.check_alone()
         with self._next_change():
             if "weights" in self.activity.asleep:
                 raise InvalidInput(f"{call}: the weights are asleep: call wake_up(tags=['weights']) first")

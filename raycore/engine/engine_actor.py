@@ -14,7 +14,7 @@ No long call runs in the default group, because the channels of Ray's compiled g
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -208,7 +208,12 @@ class DPEngineCoreActor:
         return self._executor.load_progress() if self._executor is not None else 0.0
 
     @endpoint("run")
-    def run(self, peers: list[DPEngineCoreActor], activity: Activity = RUNNING) -> None:
+    def run(
+        self,
+        peers: list[DPEngineCoreActor],
+        activity: Activity = RUNNING,
+        others: Sequence[DPEngineCoreActor] = (),
+    ) -> None:
         """Run the engine's loop until `stop()` is called, then stop the workers.
 
         If the engine fails, this raises at once and leaves the workers running. The supervisor then kills them.
@@ -216,9 +221,10 @@ class DPEngineCoreActor:
         Args:
             peers: the actors of the other ranks that share experts with this one. Empty if ranks share no experts.
             activity: what the engine does: a rank that joins a paused engine is paused.
+            others: the actors of ranks of other servers that share experts with this one.
         """
         assert self._core is not None, "wait_for_init() comes first"
-        self._peers = peers
+        self._peers = [*peers, *others]
         try:
             self._core.set_activity(activity)
             while not self._mailbox.stopping:

@@ -60,7 +60,6 @@ class VllmOptions(TypedDict, total=False):
     data_parallel_address: object
     data_parallel_backend: object
     data_parallel_multi_port_external_lb: object
-    data_parallel_rpc_port: object
     master_addr: object
     master_port: object
     nnodes: object
@@ -333,6 +332,9 @@ class EngineOptions(VllmOptions, total=False):
     data_parallel_start_rank: int | None
     """The number of this server's first rank, among the data_parallel_size ranks of all servers. Metrics have it.
     Default: 0."""
+    data_parallel_rpc_port: int | None
+    """With several servers that share experts: a number by which they find each other. Servers of two deployments in
+    one Ray cluster need two numbers. No port is opened."""
     data_parallel_rank: int | None
     """The number of this server's only rank, which is on its node, among the data_parallel_size ranks of all servers.
     Default: all ranks."""

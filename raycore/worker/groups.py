@@ -184,7 +184,7 @@ class WorkerGroups:
             raise InvalidConfig(
                 f"ep_size={setup.rank.ep_size} needs rendezvous, the address at which the workers of all ranks meet"
             )
-        self._expert_workers = _meet_all(setup, setup.config.parallel.data_parallel_size)
+        self._expert_workers = _meet_all(setup, setup.config.parallel.num_sharing)
         self.experts = _share_experts(self._expert_workers, setup)
         self._expert_workers.part()
 
@@ -207,7 +207,7 @@ def _share_experts(workers: Rendezvous, setup: WorkerSetup) -> ExpertParallel:
     collectives = workers.collectives(
         f"stage {rank.pp_rank}", rank.ep_rank, rank.ep_size, batch_invariant=setup.config.model.batch_invariant
     )
-    return ExpertParallel(rank.dp_rank, rank.tp_rank, rank.tp_size, collectives, setup.device)
+    return ExpertParallel(rank.sharing_rank, rank.tp_rank, rank.tp_size, collectives, setup.device)
 
 
 def _divide_context(workers: Rendezvous, rank: WorkerRank) -> ContextParallel:

@@ -91,7 +91,7 @@ class MemorySizes:
             max_model_len=config.scheduler.max_model_len,
             block_size=config.cache.block_size,
             num_samples_per_seq=1 + config.max_drafts,
-            num_expert_engines=config.parallel.data_parallel_size if config.parallel.is_lockstep else 1,
+            num_expert_engines=config.parallel.num_sharing,
             context_size=config.parallel.context_parallel_size,
             num_query_parts=config.parallel.decode_context_parallel_size,
             processes_all_logits=config.has_logits_processors,

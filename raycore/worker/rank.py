@@ -107,6 +107,8 @@ class WorkerRank(msgspec.Struct, frozen=True):
     pcp_size: int = 1
     dcp_size: int = 1
     """Number of tensor-parallel ranks with other tokens' keys and values of the same heads. They are neighbors."""
+    num_ranks_before: int = 0
+    """Number of ranks that share experts with this worker's and belong to servers before its own."""
     is_new: bool = False
     """Whether this worker joins others that already run. It loads no weights: `regroup()` brings them."""
 
@@ -116,9 +118,14 @@ class WorkerRank(msgspec.Struct, frozen=True):
         return (self.pp_rank * self.pcp_size + self.pcp_rank) * self.tp_size + self.tp_rank
 
     @property
+    def sharing_rank(self) -> int:
+        """The number of this worker's rank among those that share experts."""
+        return self.num_ranks_before + self.dp_rank
+
+    @property
     def number_among_all(self) -> int:
         """This worker's number among those of all engines."""
-        return self.dp_rank * self.world_size + self.worker
+        return self.sharing_rank * self.world_size + self.worker
 
     def __index__(self) -> int:
         """The number `worker`: methods of `worker_extension_cls` may compute with `self.rank`."""
@@ -175,9 +182,15 @@ class WorkerRank(msgspec.Struct, frozen=True):
         """With `enable_expert_parallel`, a copy with `ep_rank`, `ep_size` and `rendezvous` set; else this object."""
         if not config.enable_expert_parallel:
             return self
-        ep_rank = self.dp_rank * self.tp_size + self.tp_rank
-        ep_size = config.data_parallel_size * self.tp_size
-        return msgspec.structs.replace(self, ep_rank=ep_rank, ep_size=ep_size, rendezvous=rendezvous)
+        num_before = config.num_ranks_before if config.num_ranks_of_servers else 0
+        ep_rank = (num_before + self.dp_rank) * self.tp_size + self.tp_rank
+        return msgspec.structs.replace(
+            self,
+            ep_rank=ep_rank,
+            ep_size=config.num_sharing * self.tp_size,
+            rendezvous=rendezvous,
+            num_ranks_before=num_before,
+        )
 
 
 def preload_worker(config: EngineConfig) -> None:

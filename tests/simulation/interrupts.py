@@ -191,7 +191,7 @@ def _what_an_interrupted_wait_was_for_goes_on() -> None:
 
 
 FAULTS = [
-    PutIn(_an_interrupted_start_is_not_undone, 126, "the actor raycore_"),
+    PutIn(_an_interrupted_start_is_not_undone, 6, "the actor raycore_"),
     PutIn(_an_interrupted_request_goes_on, 8, "the engine computes what nobody waits for"),
     PutIn(_what_an_interrupted_wait_was_for_goes_on, 7, "has waited for goes on"),
 ]

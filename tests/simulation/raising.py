@@ -148,6 +148,6 @@ def _a_monitor_that_fails_ends_in_silence() -> None:
 
 FAULTS = [
     PutIn(_ranks_that_were_given_up_count_as_serving, 7, "the rest waits for ever"),
-    PutIn(_a_monitor_that_fails_says_nothing, 2, "one has room, and is away"),
+    PutIn(_a_monitor_that_fails_says_nothing, 9, "one has room, and is away"),
     PutIn(_a_monitor_that_fails_ends_in_silence, 0, "its end is noticed"),
 ]

@@ -53,6 +53,8 @@ NOT_CACHES = {
         sampling.row_masks.FollowedGrammars._failures
         sampling.row_masks.FollowedGrammars._matchers
         sampling.processor_batch.ProcessorBatch._outputs
+        parts.servers.cluster.coordinator.Coordinator._here
+        parts.servers.cluster.coordinator.Coordinator._notes
         parts.images.scheduler.EncoderInputs._num_users
         parts.images.scheduler.EncoderInputs._partial
         scheduler.scheduler.Scheduler._requests

@@ -110,7 +110,7 @@ DOORS = {None, "__init__", "__main__"}
 """`raycore` itself, its command, and the folder of the parts."""
 
 RAY_USERS = re.compile(
-    r"placement/|raycore/ray_api\.py|raycore/cluster/|raycore/parts/\w+/cluster\.py|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py"
+    r"placement/|raycore/ray_api\.py|raycore/cluster/|raycore/parts/\w+/cluster(/|\.py)|raycore/client/rank_connections\.py|raycore/executor/ray_executor\.py"
     r"|raycore/rpc/channel\.py|raycore/control/(clusters|pauses|program|remote|replies)\.py|raycore/metrics/ray_export\.py"
     r"|raycore/server/serve_app\.py|raycore/server/multi_process/api_servers?\.py|raycore/data/(processor|tables)\.py|.*/(engine|worker|control)_actor\.py"
     r"|raycore/parts/weights/transfer/references\.py|raycore/serve/(app|replica|router|served_model)\.py"

@@ -21,7 +21,7 @@ ELSEWHERE = {
     "fallback/": "tests/unit/fallback: models by transformers' code, against that code",
     "worker/|executor/|parts/weights/": "tests/unit/worker: whole workers",
     "engine/|scheduler/|hooks": "tests/unit/engine: whole engines; tests/simulation: what may happen to them",
-    "client/|cluster/|control/|rpc/|node/": "tests/simulation: all of the control plane, at all moments",
+    "client/|cluster/|control/|rpc/|node/|parts/servers/": "tests/simulation: all of the control plane, at all moments",
     "parts/(drafts|constraints|hidden_states|pooling|transfers|adapters)/": "tests/unit/engine: engines with the part",
     "server/parsers/": "tests/unit/server/parsers: transcripts of each format",
     "server/": "tests/unit/server: requests and their responses",

@@ -96,7 +96,9 @@ def _of_start(error: BaseException | None, wanted: str) -> Iterator[str]:
 
 def replaced(cluster: Cluster, scenario: Scenario) -> Iterator[str]:
     """Ranks that were lost though nothing was broken."""
-    if scenario.faults or any(each.kind in ("scale", "break_worker") for each in scenario.operations):
+    # the ranks of servers that share experts begin anew when one of the servers ends
+    shares = scenario.servers and scenario.options.get("enable_expert_parallel")
+    if shares or scenario.faults or any(each.kind in ("scale", "break_worker") for each in scenario.operations):
         return
     names = [actor.name for actor in cluster.gcs.actors.values()]
     started = Counter(re.sub(r"(?<=_dp\d)_\d+$", "", name) for name in names if re.search(r"_dp\d(_\d+)?$", name))

@@ -71,7 +71,9 @@ def scenario_of(seed: int, *, at_statements: bool = False, capability: str | Non
         return kinds.with_kinds(scenario, kinds.APART)
     if deployment.requests:
         return msgspec.structs.replace(scenario, requests=deployment.requests, operations=(), faults=())
-    return kinds.with_kinds_of_deployment(scenario, deployment.lacks)
+    scenario = kinds.with_kinds_of_deployment(scenario, deployment.lacks)
+    done = tuple(each for each in scenario.operations if each.kind not in deployment.lacks_operations)
+    return msgspec.structs.replace(scenario, operations=done)
 
 
 def _options(draw: random.Random, num_ranks: int, num_workers: int) -> dict[str, Any]:

@@ -142,7 +142,7 @@ class Chosen:
         if actor.name:
             for _ in range(2):  # Ray asks for the name, and then registers the actor. Another one may come between
                 gcs.ask(message.what, lambda: _check_name(gcs, actor))
-            gcs.ask(message.what, lambda: gcs.register(actor))
+            gcs.ask(message.what, lambda: _register_named(gcs, actor))
         else:
             worker.cluster.pass_boundary(Boundary.BEFORE, message)
             worker.cluster.send(worker, lambda: gcs.when_up(lambda: gcs.register(actor)))
@@ -159,6 +159,11 @@ class Chosen:
         with suppress(ActorAlreadyExistsError):  # another process may have created it meanwhile
             return self.options(get_if_exists=False).remote(*args, **kwargs)
         return get_actor(name, namespace)
+
+
+def _register_named(gcs: Gcs, actor: Actor) -> None:
+    _check_name(gcs, actor)
+    gcs.register(actor)
 
 
 def _check_name(gcs: Gcs, actor: Actor) -> None:

@@ -91,8 +91,8 @@ class SimulatedWorker:
         parallel, address = self.config.parallel, self.rank.rendezvous
         if parallel.is_lockstep and not self.rank.is_new:
             assert address is not None, "ranks that share experts have a rendezvous"
-            self._room = room_at(address, self.rank.worker, parallel.data_parallel_size)
-            self._room.meet(self.rank.dp_rank, None, self.config.executor.init_timeout_s)
+            self._room = room_at(address, self.rank.worker, parallel.num_sharing)
+            self._room.meet(self.rank.sharing_rank, None, self.config.executor.init_timeout_s)
 
     def load_model(self) -> None:
         self._chance.work(_LOAD_S)
@@ -180,7 +180,7 @@ class SimulatedWorker:
         if self._room is None:
             return True, self._weights.parts
         own = bool(plan.slots), self._weights.checksum(), self._weights.experts
-        met = self._room.meet(self.rank.dp_rank, own, self.config.executor.execute_timeout_s).values()
+        met = self._room.meet(self.rank.sharing_rank, own, self.config.executor.execute_timeout_s).values()
         is_anyone_busy = any(is_busy for is_busy, _, _ in met)
         checksums = {checksum for _, checksum, _ in met}
         if is_anyone_busy and len(checksums) > 1:
@@ -191,7 +191,7 @@ class SimulatedWorker:
     def _held(self) -> range:
         """The experts of this worker."""
         parallel = self.config.parallel
-        return held_by(self.rank.dp_rank, parallel.data_parallel_size) if parallel.is_lockstep else held_by(0, 1)
+        return held_by(self.rank.sharing_rank, parallel.num_sharing) if parallel.is_lockstep else held_by(0, 1)
 
     def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
         self._chance.work(self._draft_s * max(num_tokens))

@@ -10,7 +10,6 @@ from fake_runtime import DRIVER, PENDING, in_actor
 from raycore.activity import RUNNING
 from raycore.cluster.supervisor import WatchView
 from raycore.errors import EngineDeadError, InitializationError, InvalidConfig, PlacementShortage, WorkerFailed
-from raycore.parts.transfers.config.kv_transfer import OFFLOAD, KVTransferConfig
 
 SHARES = {"enable_expert_parallel": True}
 TOO_LITTLE = [(5 << 20, 3 << 20)]
@@ -49,6 +48,20 @@ def test_a_report_of_a_rank_that_was_removed_changes_nothing(start):
     engine.supervisor.report(1, "its stream broke")
     engine.clock.let_pass(5.0)
     assert len(engine.runtime.running) == 2
+
+
+def test_ranks_that_begin_anew_with_those_of_other_servers_use_up_no_restart(start):
+    engine = start(2, recovery={"max_rank_restarts": 0}, enable_expert_parallel=True)
+    before = engine.pids()
+    for _ in range(2):
+        engine.supervisor.begin_anew("a server joins")
+        engine.clock.let_pass(2.0)
+        assert not engine.supervisor.has_ended
+    assert not set(before.values()) & set(engine.pids().values())
+    assert any("was killed: a server joins" in error for error in engine.listener.errors)
+    engine.actor(0).die()
+    engine.clock.let_pass(2.0)
+    assert engine.supervisor.has_ended
 
 
 def test_a_wait_for_the_engines_end_returns_the_cause(start):
@@ -176,17 +189,10 @@ def test_scale_to_an_impossible_number_of_ranks_changes_nothing(start):
     assert engine.groups.names() == {"dp0": DRIVER, "dp1": DRIVER}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kv_transfer": KVTransferConfig(OFFLOAD), **SHARES}, "data_parallel_size=2: kv_transfer_config's OffloadCon"),
-        ({"data_parallel_rank": 0}, "data_parallel_size=2: a server with data_parallel_rank=0 has one rank"),
-    ],
-)
-def test_ranks_that_the_start_refuses_are_not_added(start, options, message):
-    engine = start(1, **options)
+def test_ranks_that_the_start_refuses_are_not_added(start):
+    engine = start(1, data_parallel_rank=0)
     engine.listener.take()
-    with pytest.raises(InvalidConfig, match=message):
+    with pytest.raises(InvalidConfig, match="data_parallel_size=2: a server with data_parallel_rank=0 has one rank"):
         engine.supervisor.scale(2)
     assert engine.pids() == {0: 1001}
     assert engine.listener.take() == []

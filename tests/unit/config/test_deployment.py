@@ -66,11 +66,16 @@ def test_options_that_contradict_each_other_are_named(options, named):
         part(data_parallel_size=4, **options)
 
 
-def test_experts_are_not_shared_by_several_servers():
+def test_experts_are_shared_by_several_servers():
     from raycore.config.deployment import deployed
     from raycore.config.parallel import ParallelConfig
 
-    options = {"enable_expert_parallel": True, "data_parallel_size": 2}
-    assert deployed(ParallelConfig(**options)).is_lockstep
-    with pytest.raises(InvalidConfig, match="each server has an engine of its own"):
-        deployed(ParallelConfig(**options, data_parallel_rank=1))
+    options = {"enable_expert_parallel": True, "data_parallel_size": 4}
+    whole = deployed(ParallelConfig(**options))
+    assert (whole.num_sharing, whole.num_ranks_of_servers, whole.is_lockstep) == (4, 0, True)
+    one = deployed(ParallelConfig(**options, data_parallel_rank=1))
+    assert (one.data_parallel_size, one.num_sharing, one.num_ranks_before, one.is_lockstep) == (1, 4, 1, True)
+    node = deployed(ParallelConfig(**options, data_parallel_start_rank=2, data_parallel_size_local=2))
+    assert (node.data_parallel_size, node.num_sharing, node.num_ranks_before) == (2, 4, 2)
+    alone = deployed(ParallelConfig(data_parallel_size=4, data_parallel_rank=1))
+    assert (alone.num_sharing, alone.num_ranks_of_servers, alone.is_lockstep) == (1, 0, False)

@@ -21,6 +21,7 @@ from raycore.control.calls import EngineCalls
 from raycore.control.pauses import Pauses
 from raycore.errors import EngineDeadError, InvalidInput, RaycoreError, WorkerDied, WorkerFailed
 from raycore.messages import FIRST_WEIGHTS
+from raycore.parts.servers.cluster.servers import Servers
 
 PAUSED, LIGHT, DEEP = RUNNING.paused(), RUNNING.put_to_sleep(1), RUNNING.put_to_sleep(2)
 
@@ -33,6 +34,7 @@ class Engine:
         self.log: list[tuple[Any, ...]] = []
         running: list[Any] = [self._rank(dp_rank) for dp_rank in (0, 1)]
         self.desired = DesiredNow(Desired(DesiredWeights(FIRST_WEIGHTS, "/model")), lambda: running)
+        self.servers = Servers()
         self.has_ended = False
         self.answers: dict[int, Callable[[Activity], dict[int, int]]] = {}
         """By dp_rank: called when the rank is told an activity, for its answer."""

@@ -40,6 +40,8 @@ NO_OPTIONS = {"drafter", "spec", "log_level", "SchedulerConfig.max_model_len", "
     "ServerOptions.max_logprobs",
     "ParallelConfig.first_rank",
     "ParallelConfig.num_on_own_node",
+    "ParallelConfig.num_ranks_of_servers",
+    "ParallelConfig.num_ranks_before",
 }
 """What is found, or given by the program: the rest of the configuration is for users to choose."""
 

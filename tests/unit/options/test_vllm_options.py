@@ -87,7 +87,7 @@ _WITHOUT_CONCERN = """
     code_revision trust_remote_code
     aggregate_engine_logging all2all_backend anthropic_disabled_thinking_effort cohere_format cohere_is_reasoning_model
     compilation_config cuda_graph_sizes cudagraph_capture_sizes data_parallel_address
-    data_parallel_rpc_port data_parallel_supervisor_port
+    data_parallel_supervisor_port
     dbo_decode_token_threshold dbo_prefill_token_threshold disable_cascade_attn
     disable_custom_all_reduce disable_frontend_multiprocessing
     disable_log_requests disable_log_stats disable_nccl_for_dp_synchronization dp_supervisor_probe_failure_threshold

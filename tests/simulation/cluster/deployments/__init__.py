@@ -26,6 +26,7 @@ from simulation.cluster.deployments import (
     regroups,
     returning,
     servers,
+    sharing_servers,
     shutdowns,
     sleeps,
     starts,
@@ -59,6 +60,7 @@ _LATER: dict[str, tuple[str, _Drawn]] = {
     "returning": ("callers who come back", returning.drawn),
     "regroups": ("ranks that regroup", regroups.drawn),
     "grouped": ("windows kept elsewhere", grouped.drawn),
+    "sharing_servers": ("servers that share experts", sharing_servers.drawn),
 }
 """Those that came later: each is drawn apart, by a generator for this purpose, so that other seeds have the engines
 that they had."""

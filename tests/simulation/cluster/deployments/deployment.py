@@ -40,6 +40,8 @@ class Deployment:
     """All that come, while nothing breaks and operators do nothing. Empty: any requests, and all that there is."""
     lacks: tuple[str, ...] = ()
     """The names of the kinds that requests can't be of. They may be of all others: see `cluster.kinds`."""
+    lacks_operations: tuple[str, ...] = ()
+    """What operators don't do."""
     servers: tuple[dict[str, Any], ...] = ()
     """See `Scenario.servers`."""
     num_api_servers: int = 0

@@ -57,6 +57,12 @@ def ranks_are_not_told_of_a_wave() -> None:
     substitute(Waves, "start_wave", lambda self, wave: None)
 
 
+def a_server_that_is_gone_is_not_noticed() -> None:
+    from raycore.parts.servers.cluster.coordinator import Coordinator
+
+    substitute(Coordinator, "look", lambda self: None)
+
+
 def a_wave_ends_though_a_rank_is_busy() -> None:
     from raycore.parts.experts.engine.waves import Waves
 
@@ -241,6 +247,9 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
             an_api_server_is_not_told_of_ranks_that_come_back,
             counts_of_api_servers_are_lost,
         ],
+        "sharing_servers": [
+            a_server_that_is_gone_is_not_noticed,
+        ],
         "starts": [what_a_worker_refuses_is_the_callers_mistake],
     }.items()
     for each in faults
@@ -251,6 +260,7 @@ _KNOWN = {
     "a_wave_ends_though_a_rank_is_busy": [3],
     "damaged_files_count": [3],
     "a_block_is_saved_before_it_is_complete": [18],
+    "a_server_that_is_gone_is_not_noticed": [7],
     "an_api_server_that_ends_is_not_replaced": [3],
     "ranks_keep_the_requests_of_an_api_server_that_ended": [8],
     "requests_of_other_api_servers_are_not_aborted": [454],

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -51,36 +52,42 @@ def servers_of(scenario: Scenario) -> Iterator[Server]:
         yield Server(f"server{index}", own, recorder)
 
 
-_LACKS = ("rank", "ended by operators", "ended between pieces")
+LACKS = ("rank", "ended by operators", "ended between pieces")
 """A server knows only its own ranks, and the load balancer doesn't know which ones these are. Operators are at the
 first server."""
 
 
 def drawn(draw: random.Random) -> Deployment:
-    num_servers, faults = draw.choice([2, 2, 3]), _faults(draw)
+    num_servers, faults = draw.choice([2, 2, 3]), server_faults(draw)
     if draw.random() < 0.5:
-        servers = [{"data_parallel_rank": index, "data_parallel_external_lb": True} for index in range(num_servers)]
         return Deployment(
             {},
             num_servers,
             num_workers=draw.choice([1, 2]),
-            servers=tuple(servers),
-            lacks=_LACKS,
-            faults=_faults(draw),
+            servers=parts(num_servers),
+            lacks=LACKS,
+            faults=server_faults(draw),
         )
     local = draw.choice([1, 2])
-    servers = [
+    return Deployment({}, num_servers * local, servers=parts(num_servers, local), lacks=LACKS, faults=faults)
+
+
+def parts(num_servers: int, ranks_each: int | None = None) -> tuple[dict[str, Any], ...]:
+    """The options of each server. `ranks_each`: with hybrid load balancing. None: external, a rank for each."""
+    if ranks_each is None:
+        return tuple({"data_parallel_rank": index, "data_parallel_external_lb": True} for index in range(num_servers))
+    return tuple(
         {
             "data_parallel_hybrid_lb": True,
-            "data_parallel_size_local": local,
-            "data_parallel_start_rank": index * local,
+            "data_parallel_size_local": ranks_each,
+            "data_parallel_start_rank": index * ranks_each,
         }
         for index in range(num_servers)
-    ]
-    return Deployment({}, num_servers * local, servers=tuple(servers), lacks=_LACKS, faults=faults)
+    )
 
 
-def _faults(draw: random.Random) -> tuple[Fault, ...]:
+def server_faults(draw: random.Random) -> tuple[Fault, ...]:
+    """Maybe the end of a server."""
     if draw.random() < 0.5:
         return ()
     when = Moment(round(draw.uniform(0.0, 3.0), 4))
