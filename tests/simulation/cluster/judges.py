@@ -48,11 +48,10 @@ def raised(world: World) -> Iterator[str]:
         yield f"{thread} raised:\n{''.join(traceback.format_exception(error))}"
 
 
-def of_workers(world: World, *, has_faults: bool) -> Iterator[str]:
-    """What workers have seen that none may see."""
+def of_workers(world: World, first_s: float) -> Iterator[str]:
+    """What workers have seen that none may see. `first_s`: when something was broken first."""
     yield from complaints.disagreements(world)
-    if not has_faults:
-        yield from complaints.failures(world)
+    yield from complaints.failures(world, first_s)
 
 
 def judged(

@@ -98,7 +98,7 @@ def _play(scenario: Scenario, logged: list[Logged]) -> Outcome:
     except (Deadlock, OutOfTime) as error:
         problems.append(f"{type(error).__name__}: {error}")
     problems = [*(problem for each in accounts for problem in each.over()), *problems]
-    problems = [*of_workers(world, has_faults=bool(scenario.faults)), *replaced(cluster, scenario), *problems]
+    problems = [*of_workers(world, faults.first_s), *replaced(cluster, scenario), *problems]
     if all(each.kind not in _DELAYING for each in scenario.faults):
         problems += outlived(cluster)
     for each in servers:

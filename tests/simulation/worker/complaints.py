@@ -14,20 +14,21 @@ def disagrees(text: str) -> None:
 
 
 def fails(text: str) -> None:
-    """Note that a worker can't go on, which is the product's fault if nothing was broken."""
+    """Note that a worker can't go on, which is the product's fault if nothing was broken before."""
     _note(_FAILURES, text)
 
 
 def disagreements(world: World) -> list[str]:
-    return world.systems.get(_DISAGREEMENTS, [])
+    return [text for _, text in world.systems.get(_DISAGREEMENTS, [])]
 
 
-def failures(world: World) -> list[str]:
-    return world.systems.get(_FAILURES, [])
+def failures(world: World, until_s: float) -> list[str]:
+    """Those from before this time."""
+    return [text for at_s, text in world.systems.get(_FAILURES, []) if at_s < until_s]
 
 
 def _note(kind: str, text: str) -> None:
     world = kernel.the_world
     if world is not None:
         world.tell(text)
-        world.systems.setdefault(kind, []).append(text)
+        world.systems.setdefault(kind, []).append((world.now_s, text))

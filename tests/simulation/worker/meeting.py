@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from simulation.worker import complaints
 from simulation.world import kernel
+
+LATE_S = 1.0
+"""Virtual seconds within which ranks come to a step that one has begun: with the slowest messages and steps. A rank
+that hasn't been told of the wave comes when it has requests of its own, or never."""
 
 
 class Room:
@@ -16,8 +21,10 @@ class Room:
         """By member: what it has brought to the round that is under way."""
         self._waiting: list[tuple[kernel.Thread, list[dict[int, Any]]]] = []
 
-    def meet(self, member: int, brought: Any, timeout_s: float) -> dict[int, Any]:
+    def meet(self, member: int, brought: Any, timeout_s: float, late_s: float | None = None) -> dict[int, Any]:
         """Wait for all members. Returns what each has brought.
+
+        `late_s`: for how many seconds to wait at most if nothing breaks. Later, there is a complaint. None: any number.
 
         Raises:
             TimeoutError: they haven't come within `timeout_s` seconds. Names those who have.
@@ -34,12 +41,21 @@ class Room:
         current = _world().current
         assert current is not None
         self._waiting.append((current, told))
+        if late_s is not None:
+            _world().call_later(late_s, lambda: told or self._complain(member, current, late_s))
         if not told:
             _world().park(f"the other {self._size - 1} workers at {self._address}", timeout_s)
         if not told:
             here = sorted(self._brought)
             raise TimeoutError(f"only {here} of {self._size} workers came to {self._address} within {timeout_s:g} s")
         return told[0]
+
+    def _complain(self, member: int, waiting: kernel.Thread, late_s: float) -> None:
+        if not waiting.process.has_ended:
+            here = sorted(self._brought)
+            complaints.fails(
+                f"worker {member} has waited {late_s:g} s in a step: of {self._size}, only {here} have come"
+            )
 
 
 def room_at(address: str, worker: int, size: int) -> Room:

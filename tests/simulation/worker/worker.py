@@ -24,7 +24,7 @@ from simulation.worker.cache import LAYER_BYTES, layers_of
 from simulation.worker.chance import Chance, speed_of
 from simulation.worker.experts import held_by
 from simulation.worker.line import Line
-from simulation.worker.meeting import Room, room_at
+from simulation.worker.meeting import LATE_S, Room, room_at
 from simulation.worker.numbers64 import Words
 from simulation.worker.pending import Launched
 from simulation.worker.preparation import Adapters, Constraints
@@ -180,7 +180,10 @@ class SimulatedWorker:
         if self._room is None:
             return True, self._weights.parts
         own = bool(plan.slots), self._weights.checksum(), self._weights.experts
-        met = self._room.meet(self.rank.sharing_rank, own, self.config.executor.execute_timeout_s).values()
+        timeout_s = self.config.executor.execute_timeout_s
+        # ranks of one engine may be busy with a regrouping
+        late_s = LATE_S if self.config.parallel.num_ranks_of_servers else None
+        met = self._room.meet(self.rank.sharing_rank, own, timeout_s, late_s).values()
         is_anyone_busy = any(is_busy for is_busy, _, _ in met)
         checksums = {checksum for _, checksum, _ in met}
         if is_anyone_busy and len(checksums) > 1:

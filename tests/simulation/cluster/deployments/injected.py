@@ -12,7 +12,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 from simulation.apart import Died, run_all_apart
@@ -61,6 +61,19 @@ def a_server_that_is_gone_is_not_noticed() -> None:
     from raycore.parts.servers.cluster.coordinator import Coordinator
 
     substitute(Coordinator, "look", lambda self: None)
+
+
+def ranks_of_other_servers_are_not_told_of_a_wave() -> None:
+    from raycore.parts.servers.cluster.coordinator import Coordinator
+
+    original = Coordinator.others
+
+    @wraps(original)
+    def others(self: Coordinator, round_id: str, server_id: str, actors: Any) -> list[Any]:
+        original(self, round_id, server_id, actors)
+        return []
+
+    substitute(Coordinator, "others", others)
 
 
 def a_wave_ends_though_a_rank_is_busy() -> None:
@@ -249,6 +262,7 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
         ],
         "sharing_servers": [
             a_server_that_is_gone_is_not_noticed,
+            ranks_of_other_servers_are_not_told_of_a_wave,
         ],
         "starts": [what_a_worker_refuses_is_the_callers_mistake],
     }.items()
