@@ -42,7 +42,14 @@ def add_serve_command(commands: Any) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="Number of server processes on this machine that share the port. Default: 1.",
+        help="Number of server processes on a machine that share the port. Default: 1.",
+    )
+    group.add_argument(
+        "--api-server-nodes",
+        choices=["own", "all"],
+        default="own",
+        help="Where server processes are. own: on this machine. all: on each node of the Ray cluster, on the same "
+        "port, behind a load balancer. Default: own.",
     )
     group.add_argument(
         "--headless",
@@ -83,16 +90,17 @@ def _serve(args: argparse.Namespace) -> int:
     from raycore.parts.adapters.server.adapters import load_adapters
 
     chosen, options, address = check_server(args)
-    count = args.api_server_count
+    count, on_all_nodes = args.api_server_count, args.api_server_nodes == "all"
+    is_shared = count > 1 or on_all_nodes
     if args.log_level is None:
         logging.getLogger("raycore").setLevel(logging.INFO)
     if address.log_config_file is not None:
         configure_logging(address.log_config_file)
     start = EngineStart()
     with (
-        listening(address, is_shared=count > 1) as listener,
-        answering_while_loading(start, listener, address, is_shared=count > 1, http=options.http) as loading,
-        handed_over(listener) if count > 1 and address.uds is not None else nullcontext() as handed_at,
+        listening(address, is_shared=is_shared) as listener,
+        answering_while_loading(start, listener, address, is_shared=is_shared, http=options.http) as loading,
+        handed_over(listener) if is_shared and address.uds is not None else nullcontext() as handed_at,
     ):
         engine = AsyncLLM(use_tqdm_on_load=sys.stderr.isatty(), _start=start, **chosen)
         try:
@@ -102,11 +110,11 @@ def _serve(args: argparse.Namespace) -> int:
                 address = msgspec.structs.replace(address, host=host, port=port)
             prepare_process()
             adapters = run_apart(load_adapters(engine, options))  # callers may have an event loop
-            if count == 1:
+            if not is_shared:
                 loading.stop()  # the two would share a socket, whose backlog keeps the connections that come meanwhile
                 server = HttpServer(build_app(engine, options, adapters), listener, address)
             else:
-                server = APIServers(engine, options, adapters, address, count, handed_at)
+                server = APIServers(engine, options, adapters, address, count, handed_at, on_all_nodes=on_all_nodes)
 
             def on_serving() -> None:
                 loading.stop()

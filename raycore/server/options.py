@@ -331,8 +331,8 @@ class ServerOptions(msgspec.Struct, frozen=True):
     max_streams: Annotated[
         _Count,
         option(
-            "Maximum number of requests in progress, of all API servers together. Each API server accepts an equal "
-            "part. Further requests get status 429.",
+            "Maximum number of requests in progress, of all API servers of a machine together. Each API server accepts "
+            "an equal part. Further requests get status 429.",
             name="max_concurrent_requests",
             is_http=True,
         ),

@@ -27,6 +27,7 @@ _ENVIRONMENT = {
 }
 
 _TICKS = os.sysconf("SC_CLK_TCK")
+_ESTABLISHED = "01"
 
 
 class Program:
@@ -173,3 +174,14 @@ def _command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
     except OSError:
         return ""
+
+
+def num_connections(pid: int, port: int) -> int:
+    """Connections to `port` that a process has accepted."""
+    inodes = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or path.is_symlink()}
+    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
+    return sum(
+        f"socket:[{row[9]}]" in inodes
+        for row in rows
+        if row[3] == _ESTABLISHED and int(row[1].rpartition(":")[2], 16) == port
+    )

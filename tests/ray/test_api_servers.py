@@ -23,6 +23,7 @@ import httpx
 import pytest
 from number_formats import DTYPE
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from programs import num_connections
 from waiting import LONG_S, eventually
 
 from raycore.control.commands import NAMESPACE
@@ -33,7 +34,6 @@ from raycore.node.processes import is_running, wait_until_gone
 NUM_STREAMS = 12
 ENGINE = "two-servers"
 PROMPT = [5, 6, 7, 8]
-ESTABLISHED = "01"
 KEY = "secret"
 AUTHORIZED = {"Authorization": f"Bearer {KEY}"}
 
@@ -179,17 +179,6 @@ def wait_for(what: str, is_so: Callable[[], bool]) -> None:
 
 async def until(what: str, is_so: Callable[[], bool]) -> None:
     await asyncio.get_running_loop().run_in_executor(None, wait_for, what, is_so)
-
-
-def num_connections(pid: int, port: int) -> int:
-    """Connections to `port` that a process has accepted."""
-    inodes = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.exists() or path.is_symlink()}
-    rows = [line.split() for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
-    return sum(
-        f"socket:[{row[9]}]" in inodes
-        for row in rows
-        if row[3] == ESTABLISHED and int(row[1].rpartition(":")[2], 16) == port
-    )
 
 
 def a_client_of_each(program: Program, clients: ExitStack) -> list[httpx.Client]:

@@ -63,6 +63,7 @@ def test_a_node_without_a_server_says_that_no_engine_came():
     [
         (["--api-server-count", "2"], "--api-server-count 2: with --headless, no server runs here"),
         (["--data-parallel-rank", "1", "-dp", "2"], "each node has a server: omit it"),
+        (["--api-server-nodes", "all"], "--api-server-nodes all: give it to the server"),
     ],
 )
 def test_flags_that_contradict_headless_are_named(flags, named, capsys):

@@ -96,7 +96,12 @@ class Program:
 
         substitute(AsyncLLM, "shutdown", look)
         args = argparse.Namespace(
-            headless=False, api_server_count=1, log_level="error", shutdown_timeout=1.0, disable_log_stats=True
+            headless=False,
+            api_server_count=1,
+            api_server_nodes="own",
+            log_level="error",
+            shutdown_timeout=1.0,
+            disable_log_stats=True,
         )
         self._call("serve", lambda: serve._serve(args))
         self._settle(self._left)

@@ -61,6 +61,7 @@ NOT_CACHES = {
         parts.transfers.scheduler.transfers.Transfers._sending
         parts.adapters.server.adapters.OfferedAdapters._changing
         server.batch.files.RequestFile.line_numbers
+        server.multi_process.api_servers.APIServers._without
         server.batch.files.ResultFile.done
         server.parsers.tool_calls.pythonic.PythonicParser._given
         server.dialects.responses.store.MemoryStore._entries

@@ -2,19 +2,24 @@
 
 Each process has its own listening socket, and the kernel spreads connections over these sockets. If a process dies, its
 connections are lost, the ranks abort its requests, the other processes continue, and a new process replaces it.
+
+Processes may be on all nodes of the cluster: then each node has as many, on the same port. Nodes that join get theirs,
+and those of nodes that end are forgotten.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from ray.exceptions import GetTimeoutError, RayError
 
+from placement.topology import NodeView, read_cluster
 from raycore.client.rank_connections import Sent
 from raycore.cluster.failure_reports import describe_death
 from raycore.cluster.restart_budget import RestartBudget
@@ -54,6 +59,8 @@ _ANSWER_S = 30.0
 
 _POLL_INTERVAL_S = 0.5
 _END_TIMEOUT_S = 5.0
+_NODES_INTERVAL_S = 2.0
+"""Interval at which nodes are looked for that have joined or ended."""
 
 _NO_VIEW = RankView()
 
@@ -63,7 +70,7 @@ class _Ended(Exception):
 
 
 class APIServers:
-    """`count` processes on this node that serve one address."""
+    """`count` processes on each of some nodes, which serve one address there."""
 
     def __init__(
         self,
@@ -73,13 +80,16 @@ class APIServers:
         address: ListenOptions,
         count: int,
         handed_at: str | None = None,
+        *,
+        on_all_nodes: bool = False,
     ) -> None:
-        """Create the monitors, without starting processes.
+        """Create no processes yet.
 
         Args:
             adapters: those that all processes offer.
-            address: where all of them listen.
+            address: where all of them listen, each on its node.
             handed_at: where they get a socket that listens already (`handed_over`). None: each opens its own.
+            on_all_nodes: whether all nodes of the cluster have processes. Otherwise, only this one has.
 
         Raises:
             InvalidConfig: `count` is out of range.
@@ -87,8 +97,16 @@ class APIServers:
         if not 1 <= count <= MAX_API_SERVERS:
             raise InvalidConfig(f"api_server_count={count} isn't in [1, {MAX_API_SERVERS}]")
         each = msgspec.structs.replace(options, max_streams=-(-options.max_streams // count))
-        make = _Factory(engine, each, adapters, (address, handed_at))
-        self._monitors = [_ServerMonitor(index, make, engine) for index in range(count)]
+        self._engine = engine
+        self._factory = _Factory(engine, each, adapters, (address, handed_at))
+        self._count = count
+        self._on_all_nodes = on_all_nodes
+        self._monitors: dict[str, list[_ServerMonitor]] = {}
+        """By the id of the node. Those of nodes that have ended are removed."""
+        self._without: set[str] = set()
+        """Nodes for which no client is left."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._follow_nodes, name="raycore-api-server-nodes", daemon=True)
 
     def start(self) -> None:
         """Start all processes, and return once they serve.
@@ -96,14 +114,21 @@ class APIServers:
         Raises:
             InitializationError: a process failed to start. Its error is the cause.
         """
-        for monitor in self._monitors:
+        own = node_id()
+        others = [node for node in read_cluster().usable_nodes if node.node_id != own] if self._on_all_nodes else []
+        self._monitors[own] = self._made(own)
+        for node in others:
+            self._add(node)
+        for monitor in self._all():
             monitor.start()
-        for monitor in self._monitors:
+        for monitor in self._all():
             monitor.wait_until_serving()
+        if self._on_all_nodes:
+            self._thread.start()
 
     def check(self) -> None:
         """Raise if all API servers have been given up."""
-        if all(monitor.has_given_up for monitor in self._monitors):
+        if all(monitor.has_given_up for monitor in self._all()):
             raise RuntimeError("all API servers failed too often and were given up; see the log")
 
     def stop(self) -> None:
@@ -111,18 +136,59 @@ class APIServers:
 
         Idempotent.
         """
-        for monitor in self._monitors:
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(_END_TIMEOUT_S)
+        for monitor in self._all():
             monitor.leave()
-        for monitor in self._monitors:
+        for monitor in self._all():
             monitor.join()
+
+    def _all(self) -> list[_ServerMonitor]:
+        return [monitor for monitors in list(self._monitors.values()) for monitor in monitors]
+
+    def _made(self, node_id: str, where: str = "") -> list[_ServerMonitor]:
+        return [
+            _ServerMonitor(f"{index}{where}", partial(self._factory.make, index, node_id), self._factory, self._engine)
+            for index in range(self._count)
+        ]
+
+    def _add(self, node: NodeView) -> list[_ServerMonitor]:
+        """Make the monitors of another node, unless the ranks can't have so many clients."""
+        if len(self._all()) + self._count > MAX_API_SERVERS:
+            if node.node_id not in self._without:
+                self._without.add(node.node_id)
+                text = "node %s gets no API servers: an engine has at most %d, and other nodes have %d"
+                logger.warning(text, node.ip, MAX_API_SERVERS, len(self._all()))
+            return []
+        self._monitors[node.node_id] = self._made(node.node_id, f" on {node.ip}")
+        return self._monitors[node.node_id]
+
+    def _follow_nodes(self) -> None:
+        """Let nodes that join have processes, and forget those of nodes that have ended."""
+        while not self._stopping.wait(_NODES_INTERVAL_S):
+            try:
+                view = read_cluster()
+            except Exception as error:  # Ray raises many types while its control store is away
+                logger.debug("can't ask which nodes there are: %s", error)
+                continue
+            for ended in self._monitors.keys() - {node.node_id for node in view.nodes if node.alive}:
+                for monitor in self._monitors.pop(ended):
+                    monitor.leave()
+            for node in view.usable_nodes:
+                if node.node_id not in self._monitors:
+                    for monitor in self._add(node):
+                        monitor.start(may_fail=True)
 
 
 class _Process:
     """The process of one API server. To the engine's `ClientGroup`, it is a `RemoteClient`."""
 
-    def __init__(self, actor: APIServer, client_index: int) -> None:
+    def __init__(self, actor: APIServer, client_index: int, *, is_here: bool = True) -> None:
+        """`is_here`: whether the process is on this node."""
         self.actor = actor
         self.client_index = client_index
+        self._is_here = is_here
         self.pid: int | None = None
         self._report = Report()
         self._counts: dict[int, RankCounts] = {}
@@ -230,9 +296,9 @@ class _Process:
             yield None
 
     def kill(self) -> None:
-        """Kill the process, and wait until it has ended."""
+        """Kill the process, and wait until it has ended if it is on this node. Ray ends it on another."""
         kill(self.actor)
-        if self.pid is not None and wait_until_gone([self.pid], _END_TIMEOUT_S):
+        if self.pid is not None and self._is_here and wait_until_gone([self.pid], _END_TIMEOUT_S):
             send_signal([self.pid], signal.SIGKILL)  # a stuck process doesn't react to Ray's request to exit
             if wait_until_gone([self.pid], _END_TIMEOUT_S):
                 logger.warning("API server process %d is still running %g s after SIGKILL", self.pid, _END_TIMEOUT_S)
@@ -280,14 +346,14 @@ class _Factory:
         """Client indices that haven't been used. 0 is that of the driver's own client. No index is used twice, because
         output for a dead process must not reach another process."""
 
-    def make(self, index: int) -> _Process:
-        """Create the process of API server `index`. The process doesn't serve yet."""
+    def make(self, index: int, node: str) -> _Process:
+        """Create the process of API server `index` of a node. The process doesn't serve yet."""
         client_index = next(self._indices)
         name = f"raycore_{self._engine.name}_api_server_{index}"
         actor = API_SERVER.options(
             # Ray may still hold the name of a process that has ended
             name=f"{name}_{client_index}",
-            scheduling_strategy=on_node(node_id()),
+            scheduling_strategy=on_node(node),
         ).remote(
             self._engine.config.encode(),
             client_index,
@@ -296,30 +362,39 @@ class _Factory:
             self._engine.config.traces.variables(os.environ),
             name,
         )
-        return _Process(actor, client_index)
+        return _Process(actor, client_index, is_here=node == node_id())
 
 
 class _ServerMonitor:
     """The thread that watches one API server and replaces its process when it ends."""
 
-    def __init__(self, index: int, factory: _Factory, engine: AsyncLLM) -> None:
+    def __init__(self, name: str, make: Callable[[], _Process], factory: _Factory, engine: AsyncLLM) -> None:
+        """
+        Args:
+            name: how messages name the server.
+            make: creates its process.
+        """
         self.has_given_up = False
-        self._index = index
+        self._name = name
+        self._make = make
         self._factory = factory
         self._engine = engine
         self._budget = RestartBudget(engine.config.recovery)
         self._first: Future[None] = Future()
         self._leaving = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"raycore-api-server-{index}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"raycore-api-server-{name}", daemon=True)
 
-    def start(self) -> None:
+    def start(self, *, may_fail: bool = False) -> None:
+        """`may_fail`: whether a process that doesn't start is tried again, as one that ends later."""
+        if may_fail:
+            self._first.set_result(None)
         self._thread.start()
 
     def wait_until_serving(self) -> None:
         try:
             self._first.result(_START_TIMEOUT_S + _END_TIMEOUT_S)
         except (RayError, GetTimeoutError, _Ended) as error:
-            raise InitializationError(f"API server {self._index} didn't start: {describe_death(error)}") from error
+            raise InitializationError(f"API server {self._name} didn't start: {describe_death(error)}") from error
 
     def leave(self) -> None:
         self._leaving.set()
@@ -339,22 +414,22 @@ class _ServerMonitor:
                     self._first.set_exception(error)
                     return
                 if not self._leaving.is_set():
-                    logger.error("API server %d ended, and its connections are lost: %s", self._index, error)
+                    logger.error("API server %s ended, and its connections are lost: %s", self._name, error)
             delay_s = self._budget.next_delay_s(time.monotonic())
         if not self._leaving.is_set():
             self.has_given_up = True
-            logger.error("API server %d failed too often and won't be restarted", self._index)
+            logger.error("API server %s failed too often and won't be restarted", self._name)
 
     @contextmanager
     def _running(self) -> Generator[_Process, None, None]:
         """Start a process, and let it serve while the block runs. Kills the process at the end."""
-        process = self._factory.make(self._index)
+        process = self._make()
         adapters = self._factory.adapters
         try:
             self._engine.clients.join(process)
             adapters.subscribe(process.set_adapters)
             process.serve(*self._factory.address)
-            logger.info("API server %d is serving (pid %d)", self._index, process.pid)
+            logger.info("API server %s is serving (pid %d)", self._name, process.pid)
             if not self._first.done():
                 self._first.set_result(None)
             yield process
