@@ -19,6 +19,8 @@ MOVES = 4
 times, by default 3, because of failures. Moves for drains and scaling come in addition, but few in a scenario."""
 FEW = 16
 """Messages that aren't requests': calls of operators, changes of activity, and clients that leave."""
+GROUPS = 4
+"""Groups of layers, at most."""
 STEPS_IN_FLIGHT = 4
 """Steps that an executor has under way. One computes and one is planned, and a pipeline has one for each stage."""
 
@@ -48,8 +50,9 @@ class Queues(Account):
             "steps in flight": STEPS_IN_FLIGHT,
             # one of each process of a rank, or of ranks that fail together
             "ends of processes": FEW,
-            # a call for each caller's prompt and constraint that another thread looks at, or a batch of figures
-            "items of another queue": num_outputs,
+            # a call for each caller's prompt and constraint that another thread looks at, or a batch of figures; or
+            # blocks of each group of layers, which are written to files
+            "items of another queue": num_outputs * (GROUPS if "kv_transfer_config" in run.scenario.options else 1),
         }
         self.longest: Counter[str] = Counter()
 

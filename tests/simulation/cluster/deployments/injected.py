@@ -43,10 +43,10 @@ def a_rank_without_requests_leaves_a_wave() -> None:
 
     original, number = EngineCore.lockstep_step, itertools.count(1)
 
-    def lockstep_step(self: EngineCore) -> Any:
+    def lockstep_step(self: EngineCore, **options: Any) -> Any:
         if not self.has_work() and next(number) % 5 == 0:
             return None, False
-        return original(self)
+        return original(self, **options)
 
     substitute(EngineCore, "lockstep_step", lockstep_step)
 
@@ -80,7 +80,11 @@ def a_wave_ends_though_a_rank_is_busy() -> None:
     from raycore.parts.experts.engine.waves import Waves
 
     original, number = Waves.step_done, itertools.count(1)
-    substitute(Waves, "step_done", lambda self, is_busy: original(self, is_busy and next(number) % 20 != 0))
+
+    def step_done(self: Waves, is_busy: bool, num_in_flight: int) -> None:
+        original(self, is_busy and next(number) % 20 != 0, num_in_flight)
+
+    substitute(Waves, "step_done", step_done)
 
 
 def damaged_files_count() -> None:
