@@ -43,6 +43,8 @@ class WorkerCacheSpec(msgspec.Struct, frozen=True):
     """The index in the model of the first one."""
     draft_bytes: int = 0
     """Bytes of a block of what drafts, which has a block for each one of the target's."""
+    state_bytes: int = 0
+    """Bytes of a sequence's states in all layers that keep states. They are not in blocks."""
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
@@ -135,6 +137,9 @@ class KVCacheConfig(msgspec.Struct, frozen=True):
 
     num_blocks: int
     layout: CacheLayout
+    num_state_parts: int = 0
+    """In so many parts, each of at most a block's bytes, the state of a prefix moves to other places and back. 0: no
+    layer keeps a state."""
 
 
 def first_seen_block(window: int, num_computed: int, block_size: int) -> int:

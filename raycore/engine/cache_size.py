@@ -51,7 +51,7 @@ def get_kv_cache_config(
     layout = divide_layers(model_layers(specs), config.cache_limits)
     if available is None:
         assert num_blocks is not None
-        return KVCacheConfig(num_blocks, layout)
+        return KVCacheConfig(num_blocks, layout, _num_state_parts(layout, specs))
     sizes = [(num_bytes, layout.block_bytes(spec)) for num_bytes, spec in zip(available, specs, strict=True)]
     longest, block_size = config.scheduler.max_model_len, config.tokens_per_block
     # max_num_seqs requests of max_model_len tokens need no more blocks than this, and each block costs bookkeeping
@@ -59,7 +59,13 @@ def get_kv_cache_config(
     num_held = min((num_bytes // size for num_bytes, size in sizes if size), default=most_useful)
     if num_held < layout.num_blocks_for(longest):
         raise InvalidConfig(_too_small(num_held, layout, min(sizes, key=lambda each: each[0] / (each[1] or 1))))
-    return KVCacheConfig(min(num_held, most_useful), layout)
+    return KVCacheConfig(min(num_held, most_useful), layout, _num_state_parts(layout, specs))
+
+
+def _num_state_parts(layout: CacheLayout, specs: Sequence[WorkerCacheSpec]) -> int:
+    """Return `KVCacheConfig.num_state_parts`. Workers without blocks have no connector."""
+    sizes = [(spec.state_bytes, layout.block_bytes(spec)) for spec in specs]
+    return max((-(-num_bytes // size) for num_bytes, size in sizes if size), default=0)
 
 
 def _fitted(

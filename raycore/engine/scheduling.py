@@ -11,6 +11,7 @@ from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
 from raycore.errors import InvalidConfig
 from raycore.executor.base import Executor
+from raycore.kvcache.snapshots import Snapshots
 from raycore.parts.adapters.scheduler import AdapterLimit
 from raycore.parts.constraints.grammar.compiler import GrammarCompiler
 from raycore.parts.constraints.grammar.prepared import wait_until_loaded
@@ -65,6 +66,12 @@ def load_scheduler_for(config: EngineConfig) -> type[SchedulerProtocol] | type[S
             f"scheduler_cls={config.scheduler.scheduler_cls!r} isn't a subclass of raycore's Scheduler, and so can't "
             "have workers draft, as speculative_config needs with several steps in flight: use async_scheduling=False"
         )
+    has_connector = config.kv_transfer_config is not None
+    if has_connector and config.state_rows is not None and not issubclass(scheduler_class, Scheduler):
+        raise InvalidConfig(
+            f"scheduler_cls={config.scheduler.scheduler_cls!r} isn't a subclass of raycore's Scheduler, and so can't "
+            "bring back states of layers, as kv_transfer_config needs with this model: omit one of them"
+        )
     return scheduler_class
 
 
@@ -95,7 +102,7 @@ def make_scheduler(
     waits = config.has_logits_processors or (config.workers_draft and config.state_rows is not None)
     others: dict[str, Any] = {"waits_for_output": True} if waits else {}
     if issubclass(scheduler_class, Scheduler):
-        others["parts"] = list(_parts(config, shared))
+        others["parts"] = list(_parts(config, cache, shared))
     else:
         others |= _what_parts_are_made_of(config, shared)
     made: Any = scheduler_class(
@@ -111,13 +118,15 @@ def make_scheduler(
     return made
 
 
-def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
+def _parts(config: EngineConfig, cache: KVCacheConfig, shared: Shared) -> Iterator[SchedulerPart]:
     """Yield what a scheduler has besides. Not in the order in which their hooks are called: see `SchedulerPart`."""
-    has_prefixes = config.cache.enable_prefix_caching
+    has_prefixes, snapshots = config.cache.enable_prefix_caching, Snapshots(range(0))
     if has_prefixes:
         yield Prefixes()
     if has_prefixes and config.state_rows is not None:
-        yield PrefixStates(config.state_rows)
+        states = PrefixStates(config.state_rows)
+        snapshots = states.snapshots
+        yield states
     if config.routed_experts.enable_return_routed_experts:
         yield CachedExperts(config.model.spec)
     if shared.speculation is not None:
@@ -132,11 +141,11 @@ def _parts(config: EngineConfig, shared: Shared) -> Iterator[SchedulerPart]:
     if shared.masks is not None:
         yield shared.masks
     if shared.connector is not None and config.kv_transfer_config is not None:
-        from raycore.parts.transfers.scheduler.transfers import (
-            Transfers,  # imported lazily, as below: few engines need it
-        )
+        # imported lazily, as below: few engines need it
+        from raycore.parts.transfers.scheduler.state_blocks import StateBlocks
+        from raycore.parts.transfers.scheduler.transfers import Transfers
 
-        yield Transfers(shared.connector, config.kv_transfer_config)
+        yield Transfers(shared.connector, config.kv_transfer_config, StateBlocks(snapshots, cache.num_state_parts))
     if shared.kv_events is not None:
         from raycore.parts.transfers.scheduler.cache_events import CacheEvents
 

@@ -229,6 +229,15 @@ class SchedulerPart:
     def blocks_cleared(self) -> None:
         """Note that the prefix cache has removed all blocks."""
 
+    def state_saved(self, request: Request, num_blocks: int, row: int) -> None:
+        """Note that the step that is being planned keeps the state after a request's first blocks, in a row.
+
+        Of a model whose layers keep states: see `raycore.scheduler.prefix_states`.
+        """
+
+    def state_removed(self, digest: bytes) -> None:
+        """Note that the state of a prefix is kept no more. The step that is being planned may write its row."""
+
     def clearing(self) -> None:
         """Forget what was computed: the prefix cache is about to be cleared. No request has a slot."""
 
@@ -288,6 +297,8 @@ class Hooks:
         self.blocks_stored = overridden(parts, SchedulerPart.blocks_stored)
         self.block_removed = overridden(parts, SchedulerPart.block_removed)
         self.blocks_cleared = overridden(parts, SchedulerPart.blocks_cleared)
+        self.state_saved = overridden(parts, SchedulerPart.state_saved)
+        self.state_removed = overridden(parts, SchedulerPart.state_removed)
         self.clearing = overridden(parts, SchedulerPart.clearing)
         self.cache_lost = overridden(parts, SchedulerPart.cache_lost)
         self.drop_embeddings = overridden(parts, SchedulerPart.drop_embeddings)

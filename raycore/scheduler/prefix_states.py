@@ -23,7 +23,7 @@ class PrefixStates(SchedulerPart):
     order = 20
 
     def __init__(self, rows: StateRows) -> None:
-        self._snapshots = Snapshots(range(rows.first_prefix, rows.total))
+        self.snapshots = Snapshots(range(rows.first_prefix, rows.total))
         self._interval = rows.interval
         self._num_passed = np.zeros(rows.num_slots, np.int64)
         """By slot: of the multiples of the interval up to where it is, how many have been dealt with."""
@@ -35,11 +35,13 @@ class PrefixStates(SchedulerPart):
         self._slots = view.slots
         self._cache = view.pool.prefix_cache
         self._block_size = view.blocks.block_size
+        self._saved = view.hooks.state_saved
+        self.snapshots.watch(view.hooks.state_removed)
 
     def offer(self, start: Start) -> Verdict:
         """Shorten the blocks that a request begins with to a prefix that has a state, too."""
         cached, digests = start.cached, start.request.digests
-        while (usable := self._snapshots.longest(digests[: cached.num_blocks])) < cached.num_blocks:
+        while (usable := self.snapshots.longest(digests[: cached.num_blocks])) < cached.num_blocks:
             cached = self._cache.match(digests, usable)
         start.begin_with(cached, self._block_size)
         return Verdict.START
@@ -48,7 +50,7 @@ class PrefixStates(SchedulerPart):
         """Plan that a request begins with the state after its cached blocks."""
         request, num_blocks = start.request, start.cached.num_blocks
         if num_blocks:
-            self._begins.append((request.slot, self._snapshots.read(request.digests[num_blocks - 1])))
+            self._begins.append((request.slot, self.snapshots.read(request.digests[num_blocks - 1])))
 
     def chunk_planned(self, request: Request, start: int, end: int, *, is_first: bool) -> None:
         """Plan to keep states of a step that computes the tokens of a request from `start` to before `end`."""
@@ -78,7 +80,7 @@ class PrefixStates(SchedulerPart):
 
     def plan_finished(self, plan: StepPlan) -> None:
         """Add what the plan does with states."""
-        self._snapshots.complete_plan()
+        self.snapshots.complete_plan()
         begins, self._begins = self._begins, []
         saves, self._saves = self._saves, []
         if begins or saves:
@@ -86,16 +88,18 @@ class PrefixStates(SchedulerPart):
 
     def clearing(self) -> None:
         """Forget the states of all prefixes."""
-        self._snapshots.clear()
+        self.snapshots.clear()
 
     def check_integrity(self) -> None:
         """Assert the invariants. For tests."""
-        self._snapshots.check_integrity()
+        self.snapshots.check_integrity()
 
     def _save(self, request: Request, num_tokens: int) -> None:
         num_blocks, tokens = num_tokens // self._block_size, self._slots.tokens[request.slot]
         if num_blocks > len(request.digests):
             request.extend_digests(tokens, num_blocks, self._block_size)
-        row = self._snapshots.write(request.digests[num_blocks - 1])
+        row = self.snapshots.write(request.digests[num_blocks - 1])
         if row is not None:
             self._saves.append((request.slot, num_tokens, row))
+            for saved in self._saved:
+                saved(request, num_blocks, row)

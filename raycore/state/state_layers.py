@@ -39,7 +39,7 @@ class StateLayers(Generic[LayerT]):
     ) -> None:
         """`states`: the tensors [L, R, ...] that the layers' states are parts of."""
         self._layers = layers
-        self._states_LR = states
+        self.states_LR = states
         self._kernels = kernels
         self._rows = rows
         self._step: StateStep | None = None
@@ -53,7 +53,7 @@ class StateLayers(Generic[LayerT]):
         self._step, copies_2n = self._rows.begin(step)
         if copies_2n.shape[1]:
             sources, targets = to_device(copies_2n, tensors.slots_T.device)
-            for states_LR in self._states_LR:
+            for states_LR in self.states_LR:
                 states_LR.index_copy_(1, targets, states_LR.index_select(1, sources))
 
     def __call__(self, layer: int, x_TX: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from raycore.attention.paged_cache import bytes_per_block
 from raycore.cache_layout import CacheLayout, LayerCacheSpec, WorkerCacheSpec, divide_layers
 from raycore.worker.setup import WorkerSetup
+from raycore.worker.states import row_bytes
 
 
 def layer_cache_specs(setup: WorkerSetup, layers: range) -> tuple[LayerCacheSpec, ...]:
@@ -23,7 +24,7 @@ def layer_cache_specs(setup: WorkerSetup, layers: range) -> tuple[LayerCacheSpec
 def worker_cache_spec(setup: WorkerSetup, draft_bytes: int) -> WorkerCacheSpec:
     """Return what the worker keeps. `draft_bytes`: those of a block of what drafts."""
     layers = setup.stage.layers
-    return WorkerCacheSpec(layer_cache_specs(setup, layers), layers.start, draft_bytes)
+    return WorkerCacheSpec(layer_cache_specs(setup, layers), layers.start, draft_bytes, row_bytes(setup))
 
 
 def expected_layout(setup: WorkerSetup) -> CacheLayout:

@@ -58,12 +58,15 @@ class WorkerPart:
     def prepare_cache(self, cache: KVCacheConfig) -> None:
         """Prepare for a KV cache of this size, which is allocated next, with the runner. Again whenever it wakes."""
 
-    def around_attention(self, attention: Attention, blocks: list[Tensor], num_blocks: int) -> Attention:
+    def around_attention(
+        self, attention: Attention, blocks: list[Tensor], num_blocks: int, states: Sequence[Tensor]
+    ) -> Attention:
         """Return what computes attention in steps, which may do more than `attention`.
 
         Args:
             blocks: the memory of the cache that has just been allocated, by layer.
             num_blocks: the number of its blocks.
+            states: the memory of layers that keep states, each [layers, rows, ...]. Empty: there are none.
         """
         return attention
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from raycore.attention.divided import GatheredRowsAttention
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.native import NativeAttention
@@ -190,13 +192,13 @@ def _grouped_attention(
     """Return what computes each layer of the stage: attention, or `states`."""
     setup = core.setup
     if states is None:
-        return _plain_attention(core, list(setup.stage.layers), cache, max_rows)
+        return _plain_attention(core, list(setup.stage.layers), cache, max_rows, ())
     spec, stage_layers = setup.config.model.spec, setup.stage.layers
     state_layers = [layer for layer in stage_layers if spec.mixers[layer].keeps_state]
     attention_layers = [layer for layer in stage_layers if layer not in state_layers]
     if not attention_layers:
         return states
-    attention = _plain_attention(core, attention_layers, cache, max_rows)
+    attention = _plain_attention(core, attention_layers, cache, max_rows, states.states_LR)
     return GroupedAttention(
         [
             LayerPlace(states, state_layers.index(layer))
@@ -229,8 +231,13 @@ def _make_execution(core: WorkerCore, attention: Attention, *, has_graphs: bool)
     return RecordedLayers(attention) if is_plain and isinstance(attention, NativeAttention) else BY_OPERATION
 
 
-def _plain_attention(core: WorkerCore, layers: list[int], cache: KVCacheConfig, max_rows: int) -> Attention:
-    """Return attention of these layers of the model, which are all of the stage's that have it."""
+def _plain_attention(
+    core: WorkerCore, layers: list[int], cache: KVCacheConfig, max_rows: int, states: Sequence[Tensor]
+) -> Attention:
+    """Return attention of these layers of the model, which are all of the stage's that have it.
+
+    `states`: the memory of its other layers.
+    """
     setup, model, groups = core.setup, core.model, core.groups
     scheduler, first = setup.config.scheduler, setup.stage.layers.start
     layer_groups = [[layers.index(layer) for layer in group.layers if layer in layers] for group in cache.layout.groups]
@@ -262,7 +269,7 @@ def _plain_attention(core: WorkerCore, layers: list[int], cache: KVCacheConfig, 
         context=groups.context,
     )
     for around_attention in core.hooks.around_attention:
-        attention = around_attention(attention, kv.blocks, cache.num_blocks)
+        attention = around_attention(attention, kv.blocks, cache.num_blocks, states)
     return attention
 
 

@@ -17,11 +17,15 @@ def state_layers(setup: WorkerSetup) -> list[int]:
     return [index for index in range(len(setup.stage.layers)) if _mixer(setup, index).keeps_state]
 
 
+def row_bytes(setup: WorkerSetup) -> int:
+    """Return the bytes of a row of states on the worker."""
+    return sum(state_bytes(_tensors(setup, layer), setup.dtype) for layer in state_layers(setup))
+
+
 def worker_state_bytes(setup: WorkerSetup) -> int:
     """Return the bytes of all rows of states on the worker."""
     rows = setup.config.state_rows
-    num_rows = 0 if rows is None else rows.total
-    return num_rows * sum(state_bytes(_tensors(setup, layer), setup.dtype) for layer in state_layers(setup))
+    return 0 if rows is None else rows.total * row_bytes(setup)
 
 
 def make_state_layers(setup: WorkerSetup, network: Network) -> StateLayers[Any] | None:

@@ -66,6 +66,26 @@ def test_blocks_of_several_workers_come_back(expected: list[list[int]], tmp_path
     assert {path.name.split(".")[-1] for path in tmp_path.rglob("*") if path.is_file()} == {"kv"}
 
 
+@pytest.mark.parametrize(
+    "parallel", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["workers", "stages"]
+)
+def test_states_of_several_workers_come_back(ray_cluster, checkpoints: Any, tmp_path: Path, parallel: dict[str, int]):
+    limits = {**LIMITS, "max_model_len": 200, "mamba_block_size": 16, **parallel}
+    path = checkpoints["qwen3_next"][0]
+    with LLM(path, **limits) as llm:
+        plain = generate(llm)[0]
+    with LLM(path, kv_transfer_config=transfer(path=str(tmp_path)), **limits) as llm:
+        assert generate(llm)[0] == plain
+        info = llm.engine_infos[0]
+        signal_in_step(llm, 0, info.worker_pids[1], num_steps=20)
+        assert generate(llm)[0] == plain
+        assert llm.engine_infos[0].pid != info.pid
+        assert llm.reset_prefix_cache()
+        tokens, num_cached = generate(llm)
+        assert tokens == plain
+        assert min(num_cached) >= 96
+
+
 def test_events_leave_a_running_engine(ray_cluster):
     zmq = pytest.importorskip("zmq")
     context = zmq.Context()

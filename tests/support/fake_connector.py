@@ -66,6 +66,8 @@ class FakeConnector(SchedulerConnector):
     chances: Chances = field(default_factory=Chances)
     seed: int = 0
     store: dict[bytes, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    num_state_parts: int = 0
+    """Of a model whose layers keep states."""
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -168,9 +170,7 @@ class FakeConnector(SchedulerConnector):
         assert plan.transfer is not None
         orders = msgspec.msgpack.decode(plan.transfer, type=Orders)
         for digest, block in orders.saves:
-            tokens, positions = runner.kv_tokens[block].copy(), runner.kv_positions[block].copy()
-            assert positions[0] % self.block_size == 0
-            assert positions.tolist() == list(range(positions[0], positions[0] + self.block_size)), "saved too early"
+            tokens, positions = self._content(runner, block)
             known = self.store.setdefault(digest, (tokens, positions))
             assert (known[0] == tokens).all(), "saved something else"
         for seq_id, blocks in orders.sends:
@@ -212,12 +212,34 @@ class FakeConnector(SchedulerConnector):
             self.failed.append(self.random.randrange(len(runner.kv_tokens)))
         return TransferResult(sent, received, self.failed) if sent or received or self.failed else None
 
-    @staticmethod
-    def _spoil(runner, block: int) -> None:
+    def _content(self, runner, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """What is saved of a block: tokens and their positions; of a part of a state, the tokens, and which part."""
+        if block >= len(runner.kv_tokens):
+            row, part = self._row_of(runner, block)
+            return np.array(runner.states.tokens[row]), np.array([part])
+        tokens, positions = runner.kv_tokens[block].copy(), runner.kv_positions[block].copy()
+        assert positions[0] % self.block_size == 0
+        assert positions.tolist() == list(range(positions[0], positions[0] + self.block_size)), "saved too early"
+        return tokens, positions
+
+    def _row_of(self, runner, block: int) -> tuple[int, int]:
+        return divmod(block - len(runner.kv_tokens), self.num_state_parts)
+
+    def _spoil(self, runner, block: int) -> None:
+        if block >= len(runner.kv_tokens):
+            runner.states.tokens[self._row_of(runner, block)[0]] = [GARBAGE]
+            return
         runner.kv_tokens[block] = GARBAGE
         runner.kv_positions[block] = GARBAGE
 
     def _write(self, runner, digest: bytes, block: int) -> None:
+        if block >= len(runner.kv_tokens):
+            row, part = self._row_of(runner, block)
+            tokens, saved_part = self.store[digest]
+            assert saved_part == part
+            assert runner.states.tokens[row] in ([GARBAGE], tokens.tolist()), "a row that is loaded was written"
+            runner.states.tokens[row] = tokens.tolist()
+            return
         runner.kv_tokens[block], runner.kv_positions[block] = self.store[digest]
         runner.kv_groups[block] = self.group_of.get(digest, 0)
 
@@ -228,6 +250,11 @@ class FakeGroupsConnector(FakeConnector):
 
     windows: tuple[int | None, ...] = (None,)
 
+    @property
+    def all_windows(self) -> tuple[int | None, ...]:
+        """Those of the parts of states, too."""
+        return (*self.windows, *[2] * self.num_state_parts)
+
     def get_num_new_matched_tokens(self, request, num_computed_tokens):
         if self.happens(self.chances.is_undecided):
             return None, False
@@ -237,9 +264,9 @@ class FakeGroupsConnector(FakeConnector):
             return block_name(request.digests[place], group) in self.store
 
         most = min((len(request.tokens) - 1) // size, len(request.digests))
-        end = GroupBlocks(self.windows, size).longest(first, most, has)
+        end = GroupBlocks(self.all_windows, size).longest(first, most, has)
         is_async, found = self.happens(self.chances.is_async), (end - first) * size
-        if found and is_async and self.chances.partial:
+        if found and is_async and self.chances.partial and not self.num_state_parts:
             fewer = found - self.random.randrange(size)
             if all(has(*each) for each in self._needed(first, num_computed_tokens + fewer)):
                 found = fewer
@@ -248,14 +275,15 @@ class FakeGroupsConnector(FakeConnector):
 
     def _needed(self, first: int, num_tokens: int) -> list[tuple[int, int]]:
         """(group, place) of the blocks for the first `num_tokens` tokens, of which `first` blocks are there."""
-        seen = [0 if each is None else first_seen_block(each, num_tokens, self.block_size) for each in self.windows]
+        seen = [0 if each is None else first_seen_block(each, num_tokens, self.block_size) for each in self.all_windows]
         end = -(-num_tokens // self.block_size)
         return [(group, place) for group, least in enumerate(seen) for place in range(max(first, least), end)]
 
     def update_state_after_alloc_all_groups(self, request, block_ids, num_external_tokens):
         first, found, is_async = self.offered[request.seq_id]
         assert 0 < num_external_tokens <= found
-        assert num_external_tokens == found or self.windows == (None,)
+        assert num_external_tokens == found or self.all_windows == (None,)
+        assert is_async or not self.num_state_parts
         self.num_loaded += num_external_tokens
         needed = self._needed(first, first * self.block_size + num_external_tokens)
         names = [block_name(request.digests[place], group) for group, place in needed]

@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits
 from raycore.config import CacheConfig, SchedulerConfig
 from raycore.config.states import StateRows
+from raycore.kvcache.snapshots import Snapshots
 from raycore.messages import (
     EncoderPlan,
     EngineRequest,
@@ -46,6 +47,7 @@ from raycore.parts.routed_experts.client import ExpertsOfRequest, ReturnedExpert
 from raycore.parts.routed_experts.scheduler import CachedExperts
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
 from raycore.parts.transfers.scheduler.cache_events import CacheEvents
+from raycore.parts.transfers.scheduler.state_blocks import StateBlocks
 from raycore.parts.transfers.scheduler.transfers import Transfers
 from raycore.sampling_params import RepetitionDetectionParams, SamplingParams
 from raycore.scheduler.part import SchedulerPart
@@ -164,7 +166,7 @@ class FakeStates:
 
     def __init__(self, rows: StateRows) -> None:
         self._rows = SlotRows(rows.num_slots, rows.rows_per_slot)
-        self._tokens: dict[int, list[int]] = {FROM_ZERO: []}
+        self.tokens: dict[int, list[int]] = {FROM_ZERO: []}
         self.num_begun = 0
         """How many requests have begun with the state of a prefix."""
 
@@ -181,7 +183,7 @@ class FakeStates:
         self.num_begun += 0 if plan.states is None else len(plan.states.begins) // 8
         step, slots = _step_inputs(plan, starts, counts, known, num_drafts), _ints(plan.slots)
         made, copies_2n = self._rows.begin(step)
-        copied = {target: self._tokens[source] for source, target in copies_2n.T.tolist()}
+        copied = {target: self.tokens[source] for source, target in copies_2n.T.tolist()}
         assert len(copied) == copies_2n.shape[1]
         saves: list[list[tuple[int, int]]] = [[] for _ in slots]
         for index, count, row in made.saves_S3.tolist():
@@ -190,8 +192,8 @@ class FakeStates:
         written |= {int(row): index for index, row in enumerate(made.sequences_n4[:, 3])}
         assert len(written) == len(slots) + len(made.saves_S3), "a row is written twice"
         assert not written.keys() & copied.keys()
-        self._tokens |= copied
-        read = [self._tokens[row] for row in made.sequences_n4[:, 2].tolist()]
+        self.tokens |= copied
+        read = [self.tokens[row] for row in made.sequences_n4[:, 2].tolist()]
         for index, (first, count, row, write_row) in enumerate(made.sequences_n4.tolist()):
             tokens, start = known[slots[index]], starts[index]
             assert (first, count) == (sum(counts[:index]), counts[index])
@@ -200,7 +202,7 @@ class FakeStates:
             assert saves[index] == sorted(saves[index])
             for num_tokens, saved_row in [*saves[index], (count, write_row)]:
                 assert 0 < num_tokens <= count
-                self._tokens[saved_row] = tokens[: start + num_tokens]
+                self.tokens[saved_row] = tokens[: start + num_tokens]
 
 
 def _step_inputs(
@@ -566,8 +568,11 @@ class FakeEngineCore:
             parts.append(masks)
         if enable_prefix_caching:
             parts.append(Prefixes())
+        snapshots = Snapshots(range(0))
         if enable_prefix_caching and state_rows is not None:
-            parts.append(PrefixStates(state_rows))
+            prefix_states = PrefixStates(state_rows)
+            snapshots = prefix_states.snapshots
+            parts.append(prefix_states)
         if num_right is not None:
             if drafts_ahead:
                 parts.append(PlanningAhead(LastStageDrafting()))
@@ -578,7 +583,7 @@ class FakeEngineCore:
             parts.append(EncoderInputs(encoder))
         if connector is not None:
             settings = KVTransferConfig("fake", kv_load_failure_policy=kv_load_failure_policy)
-            parts.append(Transfers(connector, settings))
+            parts.append(Transfers(connector, settings, StateBlocks(snapshots, connector.num_state_parts)))
         if kv_events is not None:
             parts.append(CacheEvents(kv_events))
         if has_experts:

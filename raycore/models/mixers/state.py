@@ -24,7 +24,6 @@ class StateMixer(MixerSpec, frozen=True):
     described: ClassVar[str] = "keeps a state"
     memory: ClassVar[str] = "raycore.state.recurrence.StateMemory"
     refused: ClassVar[Mapping[Refusable, str]] = {
-        "kv_transfer": _WHY,
         "draft_model": _WHY,
         # where states are read and written is a new number in every step
         "graphs": _WHY,

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.cache_layout import KVCacheConfig
 from raycore.config import EngineConfig
+from raycore.errors import InvalidConfig
 from raycore.messages import DUMMY_STEP, StepPlan, StepResult, TransferResult
 from raycore.parts.transfers.connectors.connector import ConnectorSetup, WorkerConnector, connector_class
 from raycore.parts.transfers.connectors.worker_side.caches import KVCaches
+from raycore.parts.transfers.connectors.worker_side.state_parts import StateParts
 from raycore.rpc.pending import Pending
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
@@ -34,19 +38,27 @@ class WorkerTransfers(WorkerPart):
         return config.kv_transfer_config is not None
 
     def prepare_cache(self, cache: KVCacheConfig) -> None:
-        self._layout = cache.layout
+        self._cache, layers = cache, self.core.setup.stage.layers
+        if not any(cache.layout.stage_layers(layers)):
+            raise InvalidConfig(
+                f"kv_transfer_config: a pipeline stage has the layers {list(layers)}, which keep nothing in blocks: "
+                "omit it, or use fewer stages"
+            )
         if isinstance(self.connector, _NoConnector):
             config, rank = self.core.config, self.core.rank
             setup = ConnectorSetup(config, cache, rank.dp_rank, rank.world_size, rank.worker)
             self.connector = connector_class(config).worker_side(setup)
 
-    def around_attention(self, attention: Attention, blocks: list[Tensor], num_blocks: int) -> Attention:
+    def around_attention(
+        self, attention: Attention, blocks: list[Tensor], num_blocks: int, states: Sequence[Tensor]
+    ) -> Attention:
         """Tell the connector the memory of the cache. Its hooks are called around each layer if it needs them."""
-        setup = self.core.setup
-        groups = self._layout.stage_layers(setup.stage.layers)
+        setup, layout = self.core.setup, self._cache.layout
+        groups = layout.stage_layers(setup.stage.layers)
         place_of = {layer: place for place, layer in enumerate(sorted(layer for group in groups for layer in group))}
         places = [[place_of[layer] for layer in group] for group in groups]
-        self.connector.register_kv_caches(KVCaches(blocks, num_blocks, layout_of(setup, self._layout), places))
+        parts = StateParts(states, self._cache.num_state_parts)
+        self.connector.register_kv_caches(KVCaches(blocks, num_blocks, layout_of(setup, layout), places, parts))
         return ConnectedAttention(attention, self) if self.connector.has_layer_hooks else attention
 
     def acts_in_layers(self) -> bool:

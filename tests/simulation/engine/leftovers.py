@@ -85,8 +85,10 @@ def _of_parts(scheduler: Scheduler) -> Iterator[tuple[str, Any]]:
         yield "embeddings in use", encoder._num_in_use
         yield "requests that use embeddings", encoder._partial
     for states in parts_of(scheduler, PrefixStates):
-        yield "states that a plan reads", states._snapshots._read
-        yield "states that a plan writes", states._snapshots._written
+        yield "states that a plan reads", states.snapshots._read
+        yield "states that a plan writes", states.snapshots._written
+        yield "rows that are reserved for states", states.snapshots._coming
+        yield "rows that loads keep", list(states.snapshots._kept.elements())
     for transfers in parts_of(scheduler, Transfers):
         yield "requests that wait for blocks", transfers.num_waiting
         yield "blocks that the connector holds", list(transfers.held_blocks())

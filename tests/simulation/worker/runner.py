@@ -71,7 +71,7 @@ class Runner:
         self._vocab_size = config.model.spec.vocab_size
         self._adapters = adapters
         self._embeddings = None if limits is None else Embeddings(limits)
-        self._states = None if config.state_rows is None else States(config.state_rows, chance)
+        self.states = None if config.state_rows is None else States(config.state_rows, chance)
         self._batch = SlotBatch(
             num_slots,
             cache.layout.limits.max_model_len,
@@ -97,8 +97,8 @@ class Runner:
             self._enter(request)
         batch = self._batch
         batch.apply(plan)
-        if self._states is not None:
-            self._states.apply(plan)
+        if self.states is not None:
+            self.states.apply(plan)
         drafts = self._drafts(plan, weights) if plan.max_drafts else NO_DRAFTS
         step, result = batch.advance(plan, drafts), StepResult(plan.step)
         self.last_sampled = step.sampled_slots.tolist() if len(step.slots) else []
@@ -162,8 +162,8 @@ class Runner:
         first_T = model.first_layer(content_T, as_words(step.positions), own_T, weights)
         places = self.cache.places_of(step)
         seen_T = self.cache.exchange(step, places, 0, first_T)
-        if self._states is not None:
-            seen_T += self._states.advance(step, first_T)
+        if self.states is not None:
+            seen_T += self.states.advance(step, first_T)
         pause()
         second_T = model.second_layer(seen_T, first_T, weights)
         return model.hidden_states(self.cache.exchange(step, places, 1, second_T), second_T, weights)
@@ -282,7 +282,7 @@ class Runner:
         num_known = int(batch.num_known[slot])
         tokens = batch.token_ids[slot, :num_known].tolist()
         own = mix(self._adapters.keys(batch.adapter[slot : slot + 1]), self._salts[slot])
-        shape = model.Shape(self._vocab_size, self.cache.windows, self._states is not None)
+        shape = model.Shape(self._vocab_size, self.cache.windows, self.states is not None)
         one = slice(slot, slot + 1)
         for position in range(num_known, num_known + count):
             hidden = model.whole_sequence(shape, as_words(np.array(tokens + drafts)), own, weights)[-1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from raycore.config.states import StateRows
 from raycore.messages import StepPlan
@@ -13,6 +14,7 @@ from simulation.worker.numbers64 import Words
 from simulation.world.kernel import pause
 
 _ZERO = np.uint64(0)
+ROW_BYTES = 16
 
 
 class States:
@@ -27,6 +29,11 @@ class States:
         """By slot whose request no step has had yet: the row that it begins with. None: it begins from nothing."""
         self._saves: dict[int, list[tuple[int, int]]] = {}
         """By slot: (after how many tokens, row) of the states that the step keeps."""
+
+    @property
+    def halves(self) -> NDArray[np.uint8]:
+        """uint8[rows, 2, n]: a view of the two numbers of each row."""
+        return self._kept.view(np.uint8).reshape(len(self._kept), 2, -1)
 
     def apply(self, plan: StepPlan) -> None:
         """Note what a plan says of states."""

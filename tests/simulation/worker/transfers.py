@@ -23,6 +23,7 @@ from raycore.worker.rank import WorkerRank
 from simulation.worker import complaints
 from simulation.worker.cache import Cache
 from simulation.worker.reports import Reports
+from simulation.worker.states import States
 from simulation.worker.users_connector import UsersConnector
 from simulation.world import descriptors, kernel
 from simulation.world.kernel import pause
@@ -30,6 +31,8 @@ from simulation.world.sockets import End
 
 FULL_UNTIL_S = "the disk is full until"
 """The name of a time in the world's systems."""
+_BLOCK_PAGES = 2
+"""States have another one, which fills them up to the size of a block."""
 _COPY_S, _FILE_S = 2e-4, 2e-3
 """How long half a block takes, and a part of the work with a file, on average."""
 
@@ -42,17 +45,18 @@ class Pages:
 
     is_on_cpu = True
 
-    def __init__(self, cache: Cache, layout: str) -> None:
+    def __init__(self, cache: Cache, states: States | None, layout: str) -> None:
         self.layout = layout
         self.num_blocks = cache.num_blocks
         self._pages: list[NDArray[np.uint8]] = [
             cache.layer(layer).view(np.uint8).reshape(cache.num_blocks, -1) for layer in (0, 1)
         ]
+        self._states = np.zeros((0, 2, 0), np.uint8) if states is None else states.halves
         self.page_bytes = [page.shape[1] for page in self._pages]
         self.block_bytes = sum(self.page_bytes)
         self._draws = _draws("copies of blocks")
         self.num_written = 0
-        """How many blocks have come from memory, of this machine or of another worker."""
+        """How many blocks have come from memory, of this machine or of another worker. Without states."""
         self.num_busy = 0
         """How many copies are under way."""
         self.is_given_up = False
@@ -61,16 +65,16 @@ class Pages:
 
     def read(self, block: int, out: NDArray[np.uint8]) -> None:
         self._begin()
-        for index, part in enumerate(self._parts(out)):
-            part[:] = self._pages[index][block]
+        for page, part in self._halves(block, out):
+            part[:] = page
             self._work()
         self.num_busy -= 1
 
     def write(self, block: int, data: NDArray[np.uint8]) -> None:
-        self.num_written += 1
+        self.num_written += block < self.num_blocks
         self._begin(block)
-        for index, part in enumerate(self._parts(data)):
-            self._pages[index][block] = part
+        for page, part in self._halves(block, data):
+            page[:] = part
             self._work()
         self.num_busy -= 1
 
@@ -85,10 +89,22 @@ class Pages:
     def page_views(self, block: int) -> list[memoryview]:
         self._begin(block)
         self.num_busy -= 1
-        return [page[block].data for page in self._pages]
+        pages = self._pages_of(block)
+        rest = self.block_bytes - sum(map(len, pages))
+        return [page.data for page in pages] + ([np.empty(rest, np.uint8).data] if rest else [])
 
-    def _parts(self, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        return np.split(data, [self.page_bytes[0]])
+    def _pages_of(self, block: int) -> list[NDArray[np.uint8]]:
+        """The two halves of a block, or of a state: a state has one part here."""
+        if block >= self.num_blocks:
+            return list(self._states[block - self.num_blocks])
+        return [page[block] for page in self._pages]
+
+    def _halves(self, block: int, data: NDArray[np.uint8]) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.uint8]]]:
+        """Yield them with where they are in `data`."""
+        start = 0
+        for page in self._pages_of(block):
+            yield page, data[start : start + len(page)]
+            start += len(page)
 
     def _begin(self, written: int | None = None) -> None:
         """A copy begins. `written`: the block that is written, if any."""
@@ -124,7 +140,7 @@ class SlowFiles(BlockFiles):
     """Files of blocks, each of which takes a while."""
 
     num_read = 0
-    """How many blocks have come from files."""
+    """How many blocks have come from files. Without states."""
     first_failed_s: float | None = None
     """When a file first couldn't be written, for lack of space."""
 
@@ -141,7 +157,7 @@ class SlowFiles(BlockFiles):
     def read(self, digest: bytes, pages: Sequence[memoryview]) -> bool:
         is_right = super().read(digest, pages)
         if is_right:
-            self.num_read += 1
+            self.num_read += len(pages) == _BLOCK_PAGES
             now_s = time.time()
             os.utime(super().path(digest), (now_s, now_s))
         _wait_for_disk()
@@ -171,10 +187,10 @@ class Transfers:
         if isinstance(self._connector, OffloadWorker):
             vars(self._connector)["files_class"] = SlowFiles  # of this one only: others may be outside of any world
 
-    def register(self, cache: Cache) -> None:
+    def register(self, cache: Cache, states: States | None) -> None:
         if isinstance(self._connector, PeersWorker) and (lent := len(self._connector._held)):
             complaints.disagrees(f"others may read {lent} blocks of a cache that has just been allocated")
-        pages: Any = Pages(cache, self._layout)
+        pages: Any = Pages(cache, states, self._layout)
         self._pages.append(pages)
         self._connector.register_kv_caches(pages)
 

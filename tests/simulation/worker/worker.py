@@ -29,6 +29,7 @@ from simulation.worker.numbers64 import Words
 from simulation.worker.pending import Launched
 from simulation.worker.preparation import Adapters, Constraints
 from simulation.worker.runner import WRONG_DRAFTS, Computed, Runner
+from simulation.worker.states import ROW_BYTES
 from simulation.worker.steps import note_step, note_vain_drafting
 from simulation.worker.transfers import Transfers, with_report
 from simulation.worker.weights import NamedNumbers, Weights
@@ -100,7 +101,7 @@ class SimulatedWorker:
         self.load_progress = 1.0
 
     def get_kv_cache_spec(self) -> WorkerCacheSpec:
-        return WorkerCacheSpec(layers_of(self.config))
+        return WorkerCacheSpec(layers_of(self.config), state_bytes=ROW_BYTES if self.config.state_rows else 0)
 
     def determine_available_memory(self) -> int:
         return _MEMORY_BYTES
@@ -112,7 +113,7 @@ class SimulatedWorker:
         if self.config.kv_transfer_config is not None:
             if self._transfers is None:
                 self._transfers = Transfers(self.config, cache, self.rank)
-            self._transfers.register(self._runner.cache)
+            self._transfers.register(self._runner.cache, self._runner.states)
 
     def warm_up(self) -> None:
         self._chance.work(_WARM_UP_S)

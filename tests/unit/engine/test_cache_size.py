@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from configs import make_config
 from fake_executor import FakeExecutor
+from msgspec.structs import replace
 
 from raycore.cache_layout import KVCacheConfig, LayerCacheSpec, WorkerCacheSpec
 from raycore.config import EngineConfig
@@ -69,6 +70,14 @@ def test_all_workers_get_as_many_blocks_as_fit_on_each_of_them():
     assert [cache.layout.block_bytes(worker) for worker in workers] == [1000, 2000]
     assert cache.num_blocks == 150
     assert get_kv_cache_config(config, workers, None, 7) == KVCacheConfig(7, cache.layout)
+
+
+def test_states_move_in_as_many_parts_as_the_worker_with_the_largest_ones_needs():
+    config, (small, large) = hybrid()
+    workers = [replace(small, state_bytes=1001), replace(large, state_bytes=6000)]
+    assert get_kv_cache_config(config, workers, None, 7).num_state_parts == 3
+    assert get_kv_cache_config(config, workers, [200_000, 300_000], None).num_state_parts == 3
+    assert get_kv_cache_config(config, [small, large], None, 7).num_state_parts == 0
 
 
 def test_a_cache_of_groups_holds_a_request_with_its_windows_and_a_step():

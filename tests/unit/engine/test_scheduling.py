@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 from configs import make_config
+from families import make_checkpoint
 
-from raycore.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerConfig
+from raycore.config import CacheConfig, EngineConfig, LoRAConfig, SchedulerConfig, resolve
 from raycore.engine.scheduling import Shared, load_scheduler_for, make_scheduler
 from raycore.errors import InvalidConfig
 from raycore.messages import EngineRequest
@@ -25,7 +27,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.scheduler.prefixes import Prefixes
 from raycore.scheduler.scheduler import Scheduler
 
-CACHE = SimpleNamespace(num_blocks=8, layout=None)
+CACHE = SimpleNamespace(num_blocks=8, layout=None, num_state_parts=0)
 SPECULATION = Speculation(SpeculativeConfig("ngram", 2), 4)
 CONNECTOR: Any = SimpleNamespace()
 EVENTS: Any = SimpleNamespace(events=[])
@@ -58,6 +60,16 @@ def test_a_class_of_somebody_else_that_cannot_have_workers_draft_is_refused() ->
         load_scheduler_for(speculating)
     own = msgspec.structs.replace(scheduler, scheduler_cls=f"{__name__}.Subclass")
     assert load_scheduler_for(msgspec.structs.replace(speculating, scheduler=own)) is Subclass
+
+
+def test_a_class_of_somebody_else_brings_no_states_back(tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3_next", tmp_path)
+    offload = {"kv_connector": "OffloadConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 1}}
+    config = resolve(path, scheduler_cls=f"{__name__}.Foreign")
+    assert load_scheduler_for(config) is Foreign
+    with pytest.raises(InvalidConfig, match="can't bring back states of layers"):
+        load_scheduler_for(resolve(path, scheduler_cls=f"{__name__}.Foreign", kv_transfer_config=offload))
+    assert load_scheduler_for(resolve(path, kv_transfer_config=offload)) is Scheduler
 
 
 def full_config() -> EngineConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from raycore.kvcache.snapshots import Snapshots
 
@@ -49,6 +49,57 @@ def test_a_plan_writes_no_row_that_it_reads_or_writes() -> None:
     assert made.read(C) == written
 
 
+def test_a_row_that_is_reserved_stays_until_it_is_let_go() -> None:
+    removed: list[bytes] = []
+    made = with_states(A, B)
+    made.watch([removed.append])
+    row = made.reserve()
+    assert removed == [A]
+    made.write(C)
+    made.complete_plan()
+    assert removed == [A, B]
+    assert made.longest([A]) == 0, "it hasn't arrived"
+    assert made.arrived(row, A) == row
+    for digest in (B, b"d"):
+        made.write(digest)
+        made.complete_plan()
+        assert made.read(A) == row
+        made.complete_plan()
+    made.let_go(row)
+    made.read(b"d")
+    made.complete_plan()
+    made.write(B)
+    made.complete_plan()
+    assert made.longest([A]) == 0
+    made.check_integrity()
+
+
+def test_a_state_that_has_come_before_is_read_where_it_is() -> None:
+    made = with_states(num_rows=3)
+    rows = [made.reserve(), made.reserve()]
+    assert made.has_room()
+    assert [made.arrived(row, A) for row in rows] == [rows[0]] * 2
+    made.let_go(rows[0])
+    for digest in (B, C, b"d"):
+        made.write(digest)
+        made.complete_plan()
+    assert made.read(A) == rows[0], "one of the two still keeps it"
+
+
+def test_there_is_no_room_while_all_rows_are_needed() -> None:
+    made = with_states(A, B, num_rows=3)
+    made.read(A)
+    coming = made.reserve()
+    assert made.has_room()
+    made.write(C)
+    assert not made.has_room()
+    made.complete_plan()
+    made.clear()
+    made.let_go(coming)
+    made.check_integrity()
+    assert len(made._free) == 3
+
+
 @settings(max_examples=200)
 class SnapshotsMachine(RuleBasedStateMachine):
     """Plans in order, as workers carry them out: reads come before writes."""
@@ -59,6 +110,8 @@ class SnapshotsMachine(RuleBasedStateMachine):
         self.contents: dict[int, bytes] = {}
         self.reads: dict[int, bytes] = {}
         self.writes: dict[int, bytes] = {}
+        self.coming: list[int] = []
+        self.arrived: list[tuple[int, bytes]] = []
 
     @rule(digest=st.binary(min_size=1, max_size=1))
     def read(self, digest: bytes) -> None:
@@ -73,7 +126,38 @@ class SnapshotsMachine(RuleBasedStateMachine):
             self.writes[row] = digest
         else:
             is_there = bool(self.made.longest([digest])) or digest in self.writes.values()
-            assert is_there or len(self.reads.keys() | self.writes.keys()) == 3
+            kept = {*self.reads, *self.writes, *self.coming, *(row for row, _ in self.arrived)}
+            assert is_there or len(kept) == 3
+
+    @precondition(lambda self: self.made.has_room())
+    @rule()
+    def reserve(self) -> None:
+        row = self.made.reserve()
+        assert row not in {*self.reads, *self.writes, *self.coming, *(row for row, _ in self.arrived)}
+        self.coming.append(row)
+
+    @precondition(lambda self: self.coming)
+    @rule(digest=st.binary(min_size=1, max_size=1))
+    def arrive(self, digest: bytes) -> None:
+        self.complete()
+        row = self.coming.pop()
+        kept = self.made.arrived(row, digest)
+        assert kept == row or self.contents[kept] == digest
+        self.contents[kept] = digest
+        self.arrived.append((kept, digest))
+
+    @precondition(lambda self: self.arrived)
+    @rule(number=st.integers(0, 5))
+    def begin(self, number: int) -> None:
+        row, digest = self.arrived.pop(number % len(self.arrived))
+        assert self.made.read(digest) == row
+        self.reads[row] = digest
+        self.made.let_go(row)
+
+    @precondition(lambda self: self.coming)
+    @rule()
+    def give_up(self) -> None:
+        self.made.let_go(self.coming.pop(0))
 
     @rule()
     def complete(self) -> None:
@@ -87,6 +171,9 @@ class SnapshotsMachine(RuleBasedStateMachine):
     def clear(self) -> None:
         self.complete()
         self.made.clear()
+        for row, _ in self.arrived:
+            self.made.let_go(row)
+        self.arrived.clear()
         assert not any(self.made.longest([digest]) for digest in self.contents.values())
 
     @invariant()

@@ -67,7 +67,19 @@ class KVTransferConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Raises:
             InvalidConfig: its class can't be imported.
         """
-        return getattr(import_class("kv_connector", self.kv_connector, KV_CONNECTORS), "knows_groups", False)
+        return getattr(self._class(), "knows_groups", False)
+
+    @property
+    def knows_states(self) -> bool:
+        """Whether the connector knows states of layers: `KVConnector.knows_states`.
+
+        Raises:
+            InvalidConfig: its class can't be imported.
+        """
+        return getattr(self._class(), "knows_states", False)
+
+    def _class(self) -> object:
+        return import_class("kv_connector", self.kv_connector, KV_CONNECTORS)
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -182,8 +194,13 @@ def check_kv_transfer(transfer: KVTransferConfig | None, chosen: dict[str, Any],
     why = spec.why_not("kv_transfer")
     if why is not None:
         raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which {why}: omit it")
-    if spec.encoder is not None:
+    if spec.encoder is not None or all(mixer.keeps_state for mixer in spec.mixers):
         raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which has no KV cache: omit it")
+    if spec.keeps_states and not transfer.knows_states:
+        raise InvalidConfig(
+            f"{asked} can't be used with {spec.architecture}, which has layers that keep a state: omit it, or use "
+            "OffloadConnector"
+        )
     speculative = chosen.get("speculative_config")
     if speculative is not None and speculative.has_model:
         raise InvalidConfig(

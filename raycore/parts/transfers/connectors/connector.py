@@ -12,6 +12,12 @@ prompts. This module doesn't import torch.
 Layers of a model may be divided into groups (`raycore.cache_layout`), each of which has blocks of its own. A connector
 that sets `KVConnector.knows_groups` overrides the hooks whose names end with `_all_groups` or `_of_group`. For all
 others, there is one group, in which windows only mask, and the hooks without these endings are called.
+
+Where layers keep a state for each sequence instead, the states of prefixes are blocks, too, of one or more groups after
+those of the cache (`KVCacheConfig.num_state_parts`). Their ids come after those of the cache's blocks, and `KVCaches`
+reads and writes them alike. A prefix needs the last block of each of these groups, which has the state after all its
+tokens; few prefixes have one. Loads are asynchronous there. Only a connector that sets `KVConnector.knows_states` is
+used with such models.
 """
 
 # ruff: noqa: B027  # hooks that do nothing are for connectors that don't need them
@@ -200,7 +206,7 @@ class SchedulerConnector(ABC):
     def update_state_after_alloc_all_groups(
         self, request: TransferRequest, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
-        """See `update_state_after_alloc`. Of a model with windows, an offer is taken as a whole."""
+        """See `update_state_after_alloc`. Of a model with windows or states, an offer is taken as a whole."""
         self.update_state_after_alloc(request, block_ids[0], num_external_tokens)
 
     def request_finished_all_groups(
@@ -373,6 +379,8 @@ class KVConnector:
 
     knows_groups: ClassVar[bool] = False
     """Whether it knows that groups of layers have blocks of their own. vLLM says that by `SupportsHMA`."""
+    knows_states: ClassVar[bool] = False
+    """Whether it knows that the states of prefixes are blocks of more groups. It knows groups then."""
 
     @classmethod
     def check(cls, config: EngineConfig) -> None:

@@ -6,9 +6,12 @@ from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
-from raycore.cache_layout import first_seen_block
+from raycore.cache_layout import KVCacheConfig, first_seen_block
 from raycore.kvcache.prefix_cache import DIGEST_BYTES
 from raycore.parts.transfers.connectors.connector import BlockIds, SchedulerConnector, TransferRequest
+
+_STATE_WINDOW = 2
+"""The last block of a prefix has the state after it: as with a window in which a token sees the one before it."""
 
 
 class GroupBlocks:
@@ -20,6 +23,11 @@ class GroupBlocks:
         self._block_size = block_size
         self.order = sorted(range(len(windows)), key=lambda group: windows[group] is None)
         """The groups, those with a window first: of these, blocks are more often gone."""
+
+    @classmethod
+    def of(cls, cache: KVCacheConfig, block_size: int) -> GroupBlocks:
+        """Return those of a cache, with the parts of states as the last groups."""
+        return cls([*cache.layout.windows, *[_STATE_WINDOW] * cache.num_state_parts], block_size)
 
     def needed(self, group: int, first: int, end: int) -> range:
         """Return the blocks of a group that have to come for a prefix of `end` blocks, if the cache has `first`."""
@@ -60,7 +68,9 @@ class GroupBlocks:
 
 def block_name(digest: bytes, group: int) -> bytes:
     """Return what a block of a group is known by: the digest of its prefix in the first one, another one in others."""
-    return blake2b(digest, digest_size=DIGEST_BYTES, salt=bytes([group]), person=b"group").digest() if group else digest
+    if not group:
+        return digest
+    return blake2b(digest, digest_size=DIGEST_BYTES, salt=group.to_bytes(2, "little"), person=b"group").digest()
 
 
 class GroupedConnector(SchedulerConnector):

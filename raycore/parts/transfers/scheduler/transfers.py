@@ -6,7 +6,8 @@ ever uses a block that wasn't loaded. Blocks that something may still write or r
 of their request.
 
 In a group of layers with a window, only the blocks are loaded that tokens see which come later. So such a load can't be
-used in part: if it fails, the request begins with what the prefix cache has.
+used in part: if it fails, the request begins with what the prefix cache has. The same holds where layers keep states:
+the state after a prefix is loaded with its blocks (`state_blocks`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from raycore.kvcache.block_table import NO_BLOCK
 from raycore.kvcache.prefix_cache import CachedPrefix
+from raycore.kvcache.snapshots import NO_ROW
 from raycore.messages import (
     NO_ADAPTER,
     NO_EXTERNAL_HITS,
@@ -36,6 +38,7 @@ from raycore.messages import (
 )
 from raycore.parts.transfers.config.kv_transfer import KVTransferConfig
 from raycore.parts.transfers.connectors.connector import UNSPECIFIED, SchedulerConnector
+from raycore.parts.transfers.scheduler.state_blocks import NO_STATES, StateBlocks
 from raycore.parts.transfers.values import PARAMS
 from raycore.scheduler.outputs import StepOutputs
 from raycore.scheduler.part import SchedulerPart, SchedulerView, Start, Verdict
@@ -68,6 +71,10 @@ class BlockLoad:
     num_tokens: int
     """How many of the request's tokens they have, once they have arrived."""
     deadline_s: float
+    row: int = NO_ROW
+    """The row of the state after these tokens."""
+    state_blocks: list[int] = field(default_factory=list[int])
+    """Its parts."""
 
     @property
     def start(self) -> Start:
@@ -82,7 +89,8 @@ class BlockLoad:
     @property
     def ids_by_group(self) -> list[list[int]]:
         """As the connector gets them: from the request's first token on."""
-        return [[NO_BLOCK] * (self.num_blocks - len(blocks)) + blocks for blocks in self.blocks]
+        by_group = [*self.blocks, *([block] for block in self.state_blocks)]
+        return [[NO_BLOCK] * (self.num_blocks - len(blocks)) + blocks for blocks in by_group]
 
     def loaded(self) -> dict[int, int]:
         """The blocks that weren't in the prefix cache: their places among those of their group."""
@@ -115,9 +123,11 @@ class Transfers(SchedulerPart):
         self,
         connector: SchedulerConnector,
         config: KVTransferConfig,
+        states: StateBlocks = NO_STATES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.connector = connector
+        self._states = states
         self.is_cache_lost = False
         """Whether the workers have just lost the cache: what requests had in it is of no use to the connector."""
         self.fails_requests = config.kv_load_failure_policy == "fail"
@@ -151,6 +161,8 @@ class Transfers(SchedulerPart):
         self._table = view.blocks
         self._slots = view.slots
         self._block_size = view.blocks.block_size
+        self._state_groups = list(self._states.groups(self._table.num_groups))
+        self._loads_whole = self._table.frees_blocks or self._states.num_parts > 0
         self._counts_hits = bool(view.hooks.blocks_filled)  # only with a prefix cache, whose misses are asked for
 
     # ---- requests that wait
@@ -200,7 +212,9 @@ class Transfers(SchedulerPart):
         num_tokens = min(found, len(request.tokens) - 1 - start.num_cached)
         if num_tokens < found or not is_async:
             num_tokens -= num_tokens % size  # connectors load whole blocks, unless they have offered a part of one
-        if num_tokens <= 0 or (num_tokens < found and self._table.frees_blocks):
+        if num_tokens <= 0 or (num_tokens < found and self._loads_whole):
+            return Verdict.START
+        if not self._states.may_load(is_async=is_async):
             return Verdict.START
         start.num_loaded = num_tokens
         if self._table.frees_blocks and start.cached.num_blocks:
@@ -232,8 +246,9 @@ class Transfers(SchedulerPart):
             self._pool.share(of_group)
         firsts = [max(cached.num_blocks, self._table.first_seen(group, num_tokens)) for group in groups]
         blocks = [[*held[group], *self._pool.take(num_blocks - firsts[group])] for group in groups]
-        deadline_s = self._clock() + LOAD_TIMEOUT_S
-        load = BlockLoad(request, blocks, num_blocks, cached.num_blocks, num_tokens, deadline_s)
+        row, deadline_s = self._states.reserve(), self._clock() + LOAD_TIMEOUT_S
+        parts = self._states.blocks_of(row, self._pool.num_blocks)
+        load = BlockLoad(request, blocks, num_blocks, cached.num_blocks, num_tokens, deadline_s, row, parts)
         self._loading[request.seq_id] = load
         self.connector.update_state_after_alloc_all_groups(request, load.ids_by_group, start.num_loaded)
 
@@ -254,7 +269,7 @@ class Transfers(SchedulerPart):
     def started(self, start: Start) -> None:
         request = start.request
         if self._loaded and self._loaded[0].request is request:
-            self._release(self._loaded.popleft().all_blocks)  # its slot has references to them
+            self._let_go(self._loaded.popleft())  # its slot has references to the blocks
         elif start.num_loaded:
             self._begin_step_load(start)
         is_asked_for = request.reads_prefix_cache and request.adapter == NO_ADAPTER
@@ -283,7 +298,7 @@ class Transfers(SchedulerPart):
             for load in self._loaded:
                 if load.request is request:
                     self._loaded.remove(load)
-                    self._release(load.all_blocks)
+                    self._let_go(load)
                     break
         self._finish(request)
 
@@ -342,7 +357,7 @@ class Transfers(SchedulerPart):
         for seq_id in list(self._loading):
             self._abandon(seq_id)
         while self._loaded:
-            self._release(self._loaded.popleft().all_blocks)
+            self._let_go(self._loaded.popleft())
         self._stored_by_step.clear()
         return requests
 
@@ -355,7 +370,7 @@ class Transfers(SchedulerPart):
         undecided, self._undecided = self._undecided, []
         self._view.wait_again([*self._give_up_loads(), *undecided])
         for load in self._abandoned.values():
-            self._release(load.all_blocks)
+            self._let_go(load)
         for sent in self._sending.values():
             for blocks in sent:
                 self._release(blocks)
@@ -389,6 +404,19 @@ class Transfers(SchedulerPart):
 
     def block_removed(self, digest: bytes, group: int) -> None:
         self.connector.block_removed_of_group(digest, group)
+
+    def state_saved(self, request: Request, num_blocks: int, row: int) -> None:
+        """Tell the connector after the step that is being planned, which computes the state."""
+        if request.adapter != NO_ADAPTER or self.is_cache_lost:
+            return
+        place, parts = num_blocks - 1, self._states.blocks_of(row, self._pool.num_blocks)
+        digests = request.digests[place:num_blocks]
+        for group, part in zip(self._state_groups, parts, strict=True):
+            self._stored_by_step.append((request, digests, [part], place, group))
+
+    def state_removed(self, digest: bytes) -> None:
+        for group in self._state_groups:
+            self.connector.block_removed_of_group(digest, group)
 
     def blocks_cleared(self) -> None:
         self.connector.cache_cleared()
@@ -434,6 +462,7 @@ class Transfers(SchedulerPart):
                 request.max_published_blocks = 0
                 view.preempt(request)
         view.wait_again(self._take_loads_with(blocks))
+        self._states.snapshots.clear()
         self._pool.forget()
 
     def settle(self, step: int, failed_blocks: Collection[int]) -> tuple[list[StepLoad], list[Request], set[int]]:
@@ -467,16 +496,18 @@ class Transfers(SchedulerPart):
             self._cut(load, failed)
         for seq_id in result.received:
             if seq_id in self._abandoned:
-                self._release(self._abandoned.pop(seq_id).all_blocks)
+                self._let_go(self._abandoned.pop(seq_id))
             elif (load := self._loading.pop(seq_id, None)) is not None:
                 if self.fails_requests and not load.request.may_load:
-                    self._release(load.all_blocks)
+                    self._let_go(load)
                     self._finish(load.request)
                     self._view.fail(load.request, _NOT_LOADED)
                 elif self._trim(load):
+                    if load.state_blocks:
+                        self._keep_state(load)
                     self._loaded.append(load)
                 else:
-                    self._release(load.all_blocks)
+                    self._let_go(load)
                     self._view.wait_again([load.request])
         for seq_id in result.sent:
             sent = self._sending.get(seq_id)
@@ -486,12 +517,23 @@ class Transfers(SchedulerPart):
                     del self._sending[seq_id]
         self.connector.update_connector_output(result)
 
+    def _keep_state(self, load: BlockLoad) -> None:
+        """Let others begin with the state that a load has brought, too, and tell the connector, if it is new here."""
+        place, coming = load.num_blocks - 1, load.row
+        digests = load.request.digests[place : place + 1]
+        load.row = self._states.snapshots.arrived(coming, digests[0])
+        if load.row == coming:
+            for group, part in zip(self._state_groups, load.state_blocks, strict=True):
+                self.connector.blocks_stored_of_group(load.request, digests, [part], place, group)
+
     def _trim(self, load: BlockLoad) -> bool:
         """Give back the blocks of a load that has arrived which weren't loaded after all.
 
         Returns whether there are all that are seen by tokens which follow the others.
         """
         num_blocks = -(-load.num_tokens // self._block_size)
+        if load.state_blocks and num_blocks < load.num_blocks:
+            return False  # the state is that after all of them
         firsts = [load.num_blocks - len(blocks) for blocks in load.blocks]
         if any(first > self._table.first_seen(group, load.num_tokens) for group, first in enumerate(firsts)):
             return False
@@ -526,11 +568,11 @@ class Transfers(SchedulerPart):
         return late
 
     def _take_loads_with(self, blocks: set[int]) -> list[Request]:
-        """Give up the loads that have one of these blocks, and return their requests."""
-        found = [load for load in self._loaded if not blocks.isdisjoint(load.all_blocks)]
+        """Give up the loads that have one of these blocks, or whose states are forgotten. Return their requests."""
+        found = [load for load in self._loaded if load.state_blocks or not blocks.isdisjoint(load.all_blocks)]
         for load in found:
             self._loaded.remove(load)
-            self._release(load.all_blocks)
+            self._let_go(load)
         waiting = [load for load in self._loading.values() if not blocks.isdisjoint(load.all_blocks)]
         for load in waiting:
             self._abandon(load.request.seq_id)
@@ -552,6 +594,11 @@ class Transfers(SchedulerPart):
     def _abandon(self, seq_id: int) -> None:
         load = self._abandoned[seq_id] = self._loading.pop(seq_id)
         self.connector.load_abandoned(load.request)
+
+    def _let_go(self, load: BlockLoad) -> None:
+        """Give up a load's references."""
+        self._release(load.all_blocks)
+        self._states.snapshots.let_go(load.row)
 
     def _release(self, blocks: Sequence[int]) -> None:
         if blocks:

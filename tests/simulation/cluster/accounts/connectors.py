@@ -17,6 +17,7 @@ from raycore.parts.transfers.connectors.events import AllBlocksCleared, BlockRem
 from raycore.parts.transfers.connectors.groups import block_name
 from raycore.parts.transfers.engine import KVEvents
 from raycore.parts.transfers.scheduler.transfers import Transfers
+from raycore.scheduler.prefix_states import PrefixStates
 from simulation.cluster.accounts.account import Account, first_worker_of, ranks_of
 from simulation.worker import complaints
 from simulation.worker.transfers import transfers_of
@@ -66,6 +67,10 @@ class Connectors(Account):
                 for each in workers[-1:]:
                     yield from (f"{name} is idle, and {said}" for said in _of_worker(each, told))
                 there = {block_name(digest, group) for group, each in enumerate(cache._block_of) for digest in each}
+                states = [
+                    digest for part in parts_of(core.scheduler, PrefixStates) for digest in part.snapshots._row_of
+                ]
+                there |= {block_name(digest, group) for group in transfers._state_groups for digest in states}
                 if not has_adapters and told.blocks.keys() != there:
                     yield f"{name}'s connector was told of {len(told.blocks)} blocks, and there are {len(cache)}"
             for events in (part for part in core.parts if isinstance(part, KVEvents)):
@@ -278,7 +283,9 @@ def _of_events(name: str, events: Any, cache: Any) -> Iterator[str]:
         yield f"{name} has sent events of {len(told - there)} blocks too many, and {len(there - told)} too few"
     names: dict[bytes, tuple[bytes, int]] = getattr(connector, "_told", {})
     slots = {(group if len(groups) > 1 else None, digest) for digest, group in names.values()}
-    if names.keys() != getattr(connector, "_slot_of", {}).keys():
+    in_memory = getattr(connector, "_slot_of", {}).keys()
+    # no events tell of states
+    if not names.keys() <= in_memory or (names.keys() < in_memory and not connector._has_states):
         yield f"{name} doesn't know of which blocks in the host's memory events have told"
     if (told := known.held.get("CPU", set())) != slots:
         yield f"{name} has sent events of {len(told ^ slots)} other blocks in the host's memory than there are"

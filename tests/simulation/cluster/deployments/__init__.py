@@ -61,6 +61,7 @@ _LATER: dict[str, tuple[str, _Drawn]] = {
     "regroups": ("ranks that regroup", regroups.drawn),
     "grouped": ("windows kept elsewhere", grouped.drawn),
     "sharing_servers": ("servers that share experts", sharing_servers.drawn),
+    "states_elsewhere": ("states that are kept elsewhere", grouped.drawn_with_states),
 }
 """Those that came later: each is drawn apart, by a generator for this purpose, so that other seeds have the engines
 that they had."""

@@ -1,4 +1,5 @@
-"""Caches elsewhere of models whose layers have windows: in the host's memory, in files, and on other ranks."""
+"""Caches elsewhere of models whose layers have windows, or keep states: in the host's memory, in files, and of those
+with windows also on other ranks."""
 
 from __future__ import annotations
 
@@ -12,3 +13,8 @@ from simulation.cluster.deployments.deployment import Deployment
 def drawn(draw: random.Random) -> Deployment:
     made = draw.choice([offload.drawn, peers.drawn])(draw)
     return replace(made, options=made.options | models.with_windows(draw))
+
+
+def drawn_with_states(draw: random.Random) -> Deployment:
+    made = offload.drawn(draw)
+    return replace(made, options=made.options | models.with_states(draw))

@@ -152,6 +152,12 @@ def blocks_that_a_step_did_not_load_count() -> None:
     substitute(Transfers, "settle", lambda self, step, failed_blocks: original(self, step, ()))
 
 
+def a_state_that_did_not_arrive_counts() -> None:
+    from raycore.parts.transfers.scheduler.transfers import Transfers
+
+    substitute(Transfers, "_trim", lambda self, load: True)
+
+
 def kept_blocks_are_given_to_others() -> None:
     from raycore.parts.transfers.scheduler.transfers import Transfers
 
@@ -253,6 +259,7 @@ FAULTS: dict[str, tuple[str, Callable[[], None]]] = {
             blocks_that_did_not_arrive_count,
             a_block_is_taken_for_another_one,
         ],
+        "states_elsewhere": [a_state_that_did_not_arrive_counts],
         "connectors": [
             blocks_that_a_step_did_not_load_count,
             kept_blocks_are_given_to_others,

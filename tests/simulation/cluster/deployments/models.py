@@ -13,7 +13,7 @@ _WINDOWS = [(8, 62), (20, 68), (64, 83)]
 
 def drawn(draw: random.Random) -> Deployment:
     num_ranks, num_stages, num_workers = draw.choice([(1, 1, 1), (2, 1, 1), (2, 1, 1), (1, 1, 2), (1, 2, 1), (3, 1, 1)])
-    options = with_windows(draw) if draw.random() < 0.5 else _with_states(draw)
+    options = with_windows(draw) if draw.random() < 0.5 else with_states(draw)
     return Deployment(options, num_ranks, num_stages, num_workers, num_repeats=draw.choice([0, 4, 8]))
 
 
@@ -24,7 +24,8 @@ def with_windows(draw: random.Random) -> dict[str, Any]:
     return model | {"num_gpu_blocks_override": num_blocks + draw.choice([0, 8, 64])}
 
 
-def _with_states(draw: random.Random) -> dict[str, Any]:
+def with_states(draw: random.Random) -> dict[str, Any]:
+    """Options of a model whose layers keep states."""
     delta = dummy_model("Qwen3_5ForCausalLM", linear_num_key_heads=2, linear_num_value_heads=2)
     kinds = ["mamba", "attention", "mamba", "attention"]
     mamba = dummy_model(

@@ -23,6 +23,7 @@ class OffloadConnector(KVConnector):
     """Makes the two sides."""
 
     knows_groups = True
+    knows_states = True
 
     @classmethod
     def check(cls, config: EngineConfig) -> None:

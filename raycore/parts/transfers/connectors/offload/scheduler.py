@@ -59,8 +59,10 @@ class OffloadScheduler(GroupedConnector):
         self._num_workers = setup.num_workers
         self._makes_events = setup.config.kv_events_config is not None
         layout = setup.cache.layout
-        self._groups = GroupBlocks(layout.windows, self._block_size)
-        self._has_groups = layout.num_groups > 1
+        self._groups = GroupBlocks.of(setup.cache, self._block_size)
+        self._num_groups = layout.num_groups
+        """Without those that are parts of states."""
+        self._has_states = setup.cache.num_state_parts > 0
         self._slot_of: OrderedDict[bytes, int] = OrderedDict()
         """Blocks in the host's memory, by `block_name`, the least recently used first."""
         self._told: dict[bytes, tuple[bytes, int]] = {}
@@ -118,7 +120,7 @@ class OffloadScheduler(GroupedConnector):
         if not found or not self._pays(slots, num_blocks - first):
             return 0, False
         self._found[request.seq_id] = found
-        return (num_blocks - first) * self._block_size, NOWHERE in slots
+        return (num_blocks - first) * self._block_size, self._has_states or NOWHERE in slots
 
     def _place_of(self, name: bytes) -> int | None:
         """Return the slot of a block in the host's memory, or `NOWHERE`: in a file. None: it isn't here."""
@@ -147,7 +149,7 @@ class OffloadScheduler(GroupedConnector):
         self, request: TransferRequest, block_ids: BlockIds, num_external_tokens: int
     ) -> None:
         found = self._found.pop(request.seq_id)
-        is_async = any(each.slot == NOWHERE for each in found)
+        is_async = self._has_states or any(each.slot == NOWHERE for each in found)
         first = min(each.place for each in found)
         found = [each for each in found if each.place < first + num_external_tokens // self._block_size]
         in_files = {each.place for each in found if each.slot == NOWHERE}
@@ -202,7 +204,7 @@ class OffloadScheduler(GroupedConnector):
             to_file = bool(self._directories) and not self._num_clearing and not self._is_in_files(name)
             if slot != NOWHERE or to_file:
                 self._orders.saves.append(Save(name, block, slot, to_file))
-            if slot != NOWHERE and self._makes_events:
+            if slot != NOWHERE and self._makes_events and group < self._num_groups:
                 self._told[name] = digest, group
                 parent = request.digests[place - 1] if place else None
                 self._events.append(
@@ -213,7 +215,7 @@ class OffloadScheduler(GroupedConnector):
 
     def _index(self, group: int) -> int | None:
         """A group as events name it."""
-        return group if self._has_groups else None
+        return group if self._num_groups > 1 else None
 
     def _take_slot(self, name: bytes) -> int:
         """Return a slot for a block, in which the least recently used block may have been; or `NOWHERE`."""
@@ -234,7 +236,7 @@ class OffloadScheduler(GroupedConnector):
         self._free += unused
 
     def _forget(self, name: bytes) -> int:
-        if self._makes_events:
+        if name in self._told:
             digest, group = self._told.pop(name)
             self._events.append(BlockRemoved([digest], MEDIUM_CPU, group_idx=self._index(group)))
         return self._slot_of.pop(name)

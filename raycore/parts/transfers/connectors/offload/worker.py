@@ -45,6 +45,7 @@ class _RunningJob:
     is_cancelled: bool = False
     failed_blocks: list[int] = field(default_factory=list[int])
     num_file_bytes: int = 0
+    num_host_bytes: int = 0
     took_s: float = 0.0
 
 
@@ -85,7 +86,7 @@ class OffloadWorker(WorkerConnector):
             files = self._files = self.files_class(path, caches.layout, caches.block_bytes, self._settings.disk_bytes)
             files.check()
             self._writer = _Writer(files)
-            self._reader = _Reader(files, pool, caches)
+        self._reader = _Reader(self._files, pool, caches)
 
     def release_kv_caches(self) -> None:
         if self._reader is not None:
@@ -151,9 +152,14 @@ class OffloadWorker(WorkerConnector):
         done = self._reader.take_done()
         for each in done:
             self._failed_blocks += each.failed_blocks
-            if not each.failed_blocks:
+            if each.failed_blocks:
+                continue
+            if each.num_file_bytes:
                 self._report.file_bytes += each.num_file_bytes
                 self._report.file_s += each.took_s
+            else:
+                self._report.host_bytes += each.num_host_bytes
+                self._report.host_s += each.took_s
         return [], [each.job.seq_id for each in done]
 
     def get_block_ids_with_load_errors(self) -> list[int]:
@@ -245,7 +251,8 @@ class _Writer:
 class _Reader:
     """Loads the blocks of jobs on a thread, job after job."""
 
-    def __init__(self, files: BlockFiles, pool: HostPool, caches: KVCaches) -> None:
+    def __init__(self, files: BlockFiles | None, pool: HostPool, caches: KVCaches) -> None:
+        """`files`: None: jobs load from the host's memory only."""
         self._files = files
         self._pool = pool
         self._caches: KVCaches | None = caches
@@ -323,7 +330,9 @@ class _Reader:
                 return False
             if slot != NOWHERE:
                 caches.write_blocks([block], [self._pool.blocks[slot]])
+                running.num_host_bytes += caches.block_bytes
                 return True
+            assert self._files is not None
             running.num_file_bytes += caches.block_bytes
             if caches.is_on_cpu:
                 return self._files.read(digest, caches.page_views(block))

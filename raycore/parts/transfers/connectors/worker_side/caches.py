@@ -2,16 +2,21 @@
 
 A block has a *page* for each layer of the group that it belongs to: see `raycore.cache_layout`. In other places than
 the cache, a block's pages follow each other, layer by layer.
+
+Parts of states are blocks, too, whose ids come after those of the cache: first the parts of the first row, then those
+of the second one, and so on. They may be shorter. What follows them in other places means nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from raycore.parts.transfers.connectors.worker_side.state_parts import NO_STATES, StateParts
 
 
 class KVCaches:
@@ -21,7 +26,12 @@ class KVCaches:
     """
 
     def __init__(
-        self, layers: Sequence[Tensor], num_blocks: int, layout: str, groups: Sequence[Sequence[int]] = ()
+        self,
+        layers: Sequence[Tensor],
+        num_blocks: int,
+        layout: str,
+        groups: Sequence[Sequence[int]] = (),
+        states: StateParts = NO_STATES,
     ) -> None:
         """
         Args:
@@ -42,6 +52,8 @@ class KVCaches:
         self._device = self.pages[0].device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._arrays = [] if self._stream is not None else [page.numpy() for page in self.pages]
+        self._states = states
+        self._state_arrays = [[page.numpy() for page in part] for part in states.pages] if self.is_on_cpu else []
 
     def read(self, block: int, out: NDArray[np.uint8]) -> None:
         """Copy a block to `out`, uint8[block_bytes]. On return, the copy is complete."""
@@ -62,9 +74,10 @@ class KVCaches:
         # many small copies of contiguous bytes are twice as fast as numpy's indexing with arrays
         for block, target in zip(blocks, out, strict=True):
             start = 0
-            for page, size in zip(self._arrays, self.page_bytes, strict=True):
-                target[start : start + size] = page[block]
-                start += size
+            for page in self._pages_of(block):
+                end = start + len(page)
+                target[start:end] = page
+                start = end
 
     def write_blocks(self, blocks: Sequence[int], data: Sequence[NDArray[np.uint8]] | NDArray[np.uint8]) -> None:
         """Copy the arrays of `data`, each uint8[block_bytes], to blocks. On return, steps see them."""
@@ -73,13 +86,26 @@ class KVCaches:
             return
         for block, source in zip(blocks, data, strict=True):
             start = 0
-            for page, size in zip(self._arrays, self.page_bytes, strict=True):
-                page[block] = source[start : start + size]
-                start += size
+            for page in self._pages_of(block):
+                end = start + len(page)
+                page[:] = source[start:end]
+                start = end
 
     def page_views(self, block: int) -> list[memoryview]:
-        """Return the pages of a block as writable memory, for reading files into them. Only on a CPU."""
-        return [page[block].data for page in self._arrays]
+        """Return the pages of a block as writable memory, for reading files into them. Only on a CPU.
+
+        They have `block_bytes` together: after those of a part of a state comes memory that nobody reads.
+        """
+        pages = self._pages_of(block)
+        rest = self.block_bytes - sum(map(len, pages))
+        return [page.data for page in pages] + ([np.empty(rest, np.uint8).data] if rest else [])
+
+    def _pages_of(self, block: int) -> list[NDArray[np.uint8]]:
+        """Return the pages of a block or of a part of a state, on a CPU."""
+        if block < self.num_blocks:
+            return [page[block] for page in self._arrays]
+        row, part = self._states.place_of(block - self.num_blocks)
+        return [page[row] for page in self._state_arrays[part]]
 
     @property
     def is_on_cpu(self) -> bool:
@@ -91,8 +117,10 @@ class KVCaches:
     ) -> None:
         with torch.inference_mode(), torch.cuda.stream(stream):
             stream.wait_stream(torch.cuda.default_stream(self._device))
-            index = torch.tensor(blocks, device=self._device)
-            gathered = torch.cat([page.index_select(0, index) for page in self.pages], 1)
+            gathered = torch.empty((len(blocks), self.block_bytes), dtype=torch.uint8, device=self._device)
+            for pages, places, rows in self._runs(blocks):
+                found = torch.cat([page.index_select(0, rows) for page in pages], 1)
+                gathered[:, : found.shape[1]].index_copy_(0, places, found)
             host = torch.empty(gathered.shape, dtype=torch.uint8, pin_memory=True)
             host.copy_(gathered, non_blocking=True)
         stream.synchronize()
@@ -108,9 +136,24 @@ class KVCaches:
         with torch.inference_mode(), torch.cuda.stream(stream):
             # steps that were launched may still read what the blocks had
             stream.wait_stream(torch.cuda.default_stream(self._device))
-            index, arrived = torch.tensor(blocks, device=self._device), host.to(self._device, non_blocking=True)
-            start = 0
-            for page, size in zip(self.pages, self.page_bytes, strict=True):
-                page.index_copy_(0, index, arrived[:, start : start + size])
-                start += size
+            arrived = host.to(self._device, non_blocking=True)
+            for pages, places, rows in self._runs(blocks):
+                start = 0
+                for page in pages:
+                    end = start + page.shape[1]
+                    page.index_copy_(0, rows, arrived[:, start:end].index_select(0, places))
+                    start = end
         stream.synchronize()
+
+    def _runs(self, blocks: Sequence[int]) -> Iterator[tuple[Sequence[Tensor], Tensor, Tensor]]:
+        """Yield the blocks of the cache, and the states' parts of each number: their pages, which of `blocks` they are,
+        and their rows in these pages. On a GPU."""
+        by_part: dict[int, list[tuple[int, int]]] = {}
+        for place, block in enumerate(blocks):
+            row, part = (block, -1) if block < self.num_blocks else self._states.place_of(block - self.num_blocks)
+            by_part.setdefault(part, []).append((place, row))
+        for part, found in by_part.items():
+            pages = self.pages if part < 0 else self._states.pages[part]
+            if pages:
+                places, rows = torch.tensor(found, device=self._device).unbind(1)
+                yield pages, places, rows

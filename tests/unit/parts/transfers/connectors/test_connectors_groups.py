@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raycore.cache_layout import CacheGroup, CacheLayout, CacheLimits, KVCacheConfig
 from raycore.kvcache.prefix_cache import DIGEST_BYTES
 from raycore.parts.transfers.connectors.groups import GroupBlocks, block_name
 
@@ -43,9 +44,21 @@ def test_what_the_cache_has_is_the_least() -> None:
     assert GroupBlocks([9], 4).longest(4, 9, lambda group, place: place == 4) == 5
 
 
+def test_a_prefix_needs_the_parts_of_the_state_after_it() -> None:
+    layout = CacheLayout((CacheGroup("full", ()),), CacheLimits(4, 64, 64))
+    blocks = GroupBlocks.of(KVCacheConfig(9, layout, num_state_parts=2), 4)
+    assert [list(blocks.needed(group, 3, 7)) for group in range(3)] == [[3, 4, 5, 6], [6], [6]]
+    assert blocks.order == [1, 2, 0]
+    kept = {1: {2, 5, 6}, 2: {2, 5, 7}}
+    for end, expected in ((9, 6), (6, 6), (5, 3), (2, 1)):
+        assert blocks.longest(1, end, lambda group, place: not group or place in kept[group]) == expected
+    # the state of what the cache has is there
+    assert blocks.longest(3, 5, lambda group, place: not group) == 3
+
+
 def test_blocks_of_groups_have_names_of_their_own() -> None:
     digests = [bytes([number]) * DIGEST_BYTES for number in range(4)]
-    names = {block_name(digest, group) for digest in digests for group in range(3)}
-    assert len(names) == 12
+    names = {block_name(digest, group) for digest in digests for group in (0, 1, 2, 256, 257)}
+    assert len(names) == 20
     assert {len(name) for name in names} == {DIGEST_BYTES}
     assert names >= set(digests), "those of the first group are what they are without groups"

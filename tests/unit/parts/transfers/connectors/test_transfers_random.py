@@ -15,6 +15,7 @@ from scheduler_parts import part_of
 
 from raycore.errors import RequestTooLarge
 from raycore.parts.transfers.scheduler.transfers import Transfers
+from raycore.state.spec import FROM_ZERO
 
 SOMETIMES = st.sampled_from([0.0, 0.0, 0.2, 0.7])
 
@@ -36,12 +37,15 @@ def engines(draw: st.DrawFn) -> FakeEngineCore:
         partial=draw(st.booleans()),
     )
     windows = draw(st.sampled_from([(None,), (None,), (None, 3), (5,), (None, 2, 9)]))
-    seed = draw(st.integers(0, 1000))
-    connector = FakeGroupsConnector(block_size, chances, seed, windows=windows)
-    if windows == (None,):
+    seed, num_states = draw(st.integers(0, 1000)), draw(st.sampled_from([None, None, 1, 2, 5]))
+    num_parts = 0 if num_states is None else draw(st.integers(1, 2))
+    connector = FakeGroupsConnector(block_size, chances, seed, windows=windows, num_state_parts=num_parts)
+    if windows == (None,) and not num_parts:
         connector = FakeConnector(block_size, chances, seed)
     return FakeEngineCore(
         windows=windows,
+        num_prefix_states=num_states,
+        mamba_block_size=4,
         num_blocks=draw(st.integers(24, 80)) // block_size,
         block_size=block_size,
         max_num_seqs=max_num_seqs,
@@ -98,6 +102,8 @@ def test_transfers_change_no_tokens_and_lose_no_blocks(
     assert set(ended.values()) <= {1}
     assert set(ended) == set(engine.requests)
     event(f"sends given up: {min(connector.num_given_up, 1)}")
+    if connector.num_state_parts:
+        event(f"loads with states: {min(connector.num_loaded, 1)}")
     event(f"loads: {min(connector.num_loaded, 1)}, failures: {min(connector.num_failed, 1)}")
 
 
@@ -127,6 +133,8 @@ def apply(engine: FakeEngineCore, operation: str, arguments: list[Any]) -> None:
             engine.runner.unseen.popleft()
             engine._take_in(*engine.in_flight.popleft())
         engine.runner.kv_tokens[:] = -1
+        if engine.runner.states is not None:
+            engine.runner.states.tokens = {FROM_ZERO: []}
         for state in (engine.runner.rows, engine.runner.known, engine.runner.computed, engine.runner.blocks):
             state.clear()
         engine.scheduler.start_over()
