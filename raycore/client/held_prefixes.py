@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from raycore.client.matched_ranks import Matched, matched
-from raycore.kvcache.prefix_cache import DIGEST_BYTES, extend_digests, identity_digest, root_digest
+from raycore.client.matched_ranks import Matched, matched, matched_with_states
+from raycore.kvcache.prefix_cache import DIGEST_BYTES, extend_digests, identity_digest, root_digest, state_name
 from raycore.messages import CacheChanges
 
 _MAX_BLOCKS = 1 << 13
@@ -19,13 +19,18 @@ _MAX_EXPECTED = 1 << 15
 class HeldPrefixes:
     """The digests of the blocks that ranks hold, and of those that they are about to compute. Not thread-safe."""
 
-    def __init__(self, block_size: int) -> None:
-        """`block_size`: tokens in a block of all ranks."""
+    def __init__(self, block_size: int, *, has_states: bool = False) -> None:
+        """
+        Args:
+            block_size: tokens in a block of all ranks.
+            has_states: whether layers keep states. Blocks are then of use up to one after which the rank has a state.
+        """
         self._block_size = block_size
+        self._has_states = has_states
         self._identity = b""
         """What digests begin with, as a rank has said last. What others hold whose weights differ isn't found."""
         self._stored: dict[bytes, int] = {}
-        """By digest: a bit mask of the ranks that have said that they hold the block."""
+        """By digest, or by the name of a state: a bit mask of the ranks that have said that they hold it."""
         self._expected: OrderedDict[bytes, int] = OrderedDict()
         """The same of ranks that were sent a prompt with the block. The last one that was sent comes last."""
 
@@ -43,16 +48,20 @@ class HeldPrefixes:
 
         `keys`: the prompt's `keys()`.
         """
-        sets = (self._stored.get(key, 0) | self._expected.get(key, 0) for key in keys)
-        return matched(sets, self._block_size)
+        return self._match(keys, lambda name: self._stored.get(name, 0) | self._expected.get(name, 0))
 
     def match_stored(self, keys: Sequence[bytes]) -> Matched:
         """Which ranks hold how many leading tokens of a prompt, as they have said."""
-        return matched((self._stored.get(key, 0) for key in keys), self._block_size)
+        return self._match(keys, lambda name: self._stored.get(name, 0))
+
+    def _match(self, keys: Sequence[bytes], ranks_of: Callable[[bytes], int]) -> Matched:
+        if self._has_states:
+            return matched_with_states(((ranks_of(key), ranks_of(state_name(key))) for key in keys), self._block_size)
+        return matched(map(ranks_of, keys), self._block_size)
 
     def add(self, keys: Sequence[bytes], rank: int) -> None:
-        """Note that a prompt was sent to `rank`."""
-        for key in keys:
+        """Note that a prompt was sent to `rank`. It will have a state after the last of these blocks."""
+        for key in [*keys, *map(state_name, keys[-1:])] if self._has_states else keys:
             self._expected[key] = self._expected.get(key, 0) | 1 << rank
             self._expected.move_to_end(key)
         while len(self._expected) > _MAX_EXPECTED:

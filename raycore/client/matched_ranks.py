@@ -37,6 +37,29 @@ def matched(sets: Iterable[int], tokens_each: int) -> Matched:
     return found
 
 
+def matched_with_states(sets: Iterable[tuple[int, int]], tokens_each: int) -> Matched:
+    """As `matched`, where a rank's parts are of use up to the last one after which it has a state.
+
+    Args:
+        sets: for each part, in order, the ranks that have it, and those that have the state after it.
+        tokens_each: tokens in a part.
+    """
+    seen, ends = -1, list[tuple[int, int]]()
+    for place, (ranks, with_state) in enumerate(sets, 1):
+        seen &= ranks
+        if not seen:
+            break
+        if seen & with_state:
+            ends.append((seen & with_state, place))
+    found: Matched = []
+    reached = 0
+    """The ranks of which a later end is known."""
+    for (ranks, place), before in zip(ends[::-1], [*(place for _, place in ends[-2::-1]), 0], strict=False):
+        reached |= ranks
+        found.append((reached, (place - before) * tokens_each))
+    return found[::-1]
+
+
 def tokens_by_rank(found: Matched, num_ranks: int) -> NDArray[np.int64]:
     """int64[num_ranks]: how many leading tokens each rank has. No rank in `found` has a higher number."""
     tokens = np.zeros(num_ranks, np.int64)

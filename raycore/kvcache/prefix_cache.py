@@ -53,6 +53,11 @@ def adapter_digest(root: bytes, load_id: int) -> bytes:
     return blake2b(root + load_id.to_bytes(8, "little"), digest_size=DIGEST_BYTES, person=b"adapter").digest()
 
 
+def state_name(digest: bytes) -> bytes:
+    """What the state after a prefix is known by where digests of blocks are, too. `digest`: that of its last block."""
+    return blake2b(digest, digest_size=DIGEST_BYTES, person=b"state").digest()
+
+
 def extend_digests(
     digests: list[bytes],
     tokens: NDArray[np.int32],

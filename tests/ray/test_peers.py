@@ -7,6 +7,7 @@ import os
 import random
 import signal
 from collections import Counter
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -128,6 +129,40 @@ def test_what_a_dead_rank_had_is_read_from_another_one(expected: list[list[list[
             assert len(lengths) > 11
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("kind", ["PeersConnector", "DisaggregationConnector"])
+def test_states_are_read_with_their_prefixes(kind: str, ray_cluster: Any, checkpoints: Any) -> None:
+    limits = LIMITS | {"max_model_len": 200, "block_size": 8, "mamba_block_size": 32}
+    prompts = [{"prompt_token_ids": [5 + index, *(7 + at * at % 80 for at in range(90 + index))]} for index in range(6)]
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=24, ignore_eos=True)
+    path = checkpoints["qwen3_next"][0]
+    with LLM(path, **limits) as llm:
+        plain = tokens_of(llm.generate(prompts, params, use_tqdm=False))
+
+    async def scenario() -> None:
+        async with AsyncLLM(path, data_parallel_size=2, **limits, **transfers("PeersConnector")) as llm:
+            for rank in (0, 1):
+                outputs = [await last_of(llm.generate(each, params, data_parallel_rank=rank)) for each in prompts]
+                assert tokens_of(outputs) == plain
+                if not rank:
+                    for each in prompts:
+                        await until_readable(llm, each["prompt_token_ids"], 0)
+            assert [output.num_cached_tokens for output in outputs] == [88, 88, 88, 88, 88, 88]
+            assert (await counted(llm))["failed"] == 0
+
+    if kind == "PeersConnector":
+        asyncio.run(scenario())
+        return
+    with LLM(path, data_parallel_size=2, **limits, **transfers(kind, min_prefill_tokens=32)) as llm:
+        assert tokens_of(llm.generate(prompts, params, use_tqdm=False)) == plain
+        found = count(llm)
+        assert found["failed"] == 0
+        assert found["read"] >= 6 * 11
+
+
+async def last_of(stream: AsyncIterator[RequestOutput]) -> RequestOutput:
+    return [output async for output in stream][-1]
 
 
 @pytest.mark.parametrize(("dp", "tp"), [(3, 1), (2, 2)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from raycore.client.held_prefixes import HeldPrefixes
+from raycore.client.matched_ranks import tokens_by_rank
 from raycore.client.routing import Placed, Router
+from raycore.kvcache.prefix_cache import state_name
 from raycore.messages import CacheChanges, LoadView
 
 PROMPT = list(range(100, 165))  # 16 blocks of 4 tokens, and one token
@@ -26,6 +28,25 @@ def test_leading_blocks_count():
     assert held.match_stored(keys) == [(1 << 3, 8)]
     held.take(3, CacheChanges(is_whole=True))
     assert held.match_stored(keys) == []
+
+
+def test_blocks_count_up_to_one_with_a_state_after_it():
+    held = HeldPrefixes(4, has_states=True)
+    keys = held.keys(PROMPT)
+    held.take(0, CacheChanges(b"".join(keys)))
+    held.take(2, CacheChanges(b"".join(keys[:9])))
+    assert held.match_stored(keys) == []
+    held.take(0, CacheChanges(b"".join(map(state_name, (keys[3], keys[7])))))
+    held.take(2, CacheChanges(b"".join(map(state_name, (keys[3], keys[8], keys[12])))))
+    assert tokens_by_rank(held.match_stored(keys), 3).tolist() == [32, 0, 36]
+    assert tokens_by_rank(held.match_stored(keys[:6]), 3).tolist() == [16, 0, 16]
+    held.take(2, CacheChanges(removed=state_name(keys[8])))
+    assert tokens_by_rank(held.match_stored(keys), 3).tolist() == [32, 0, 16]
+    # a rank will have the state at the end of what it was sent
+    held.add(keys[:12], 1)
+    assert tokens_by_rank(held.match(keys), 3).tolist() == [32, 48, 16]
+    held.forget(1)
+    assert tokens_by_rank(held.match(keys), 3).tolist() == [32, 0, 16]
 
 
 def test_what_was_sent_is_expected_until_the_rank_says_otherwise():

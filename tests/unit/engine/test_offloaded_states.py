@@ -12,11 +12,14 @@ from layer_connector import LayerConnector
 from waiting import eventually
 
 from raycore.activity import RUNNING, Activity
+from raycore.client.held_prefixes import HeldPrefixes
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
 from raycore.errors import InvalidConfig
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
+from raycore.parts.transfers.connectors.peers.hints import RemoteBlocks, as_hints
+from raycore.parts.transfers.engine import ConnectorCalls
 from raycore.parts.transfers.worker import WorkerTransfers
 from raycore.sampling_params import SamplingParams
 from raycore.scheduler.prefix_states import PrefixStates
@@ -55,10 +58,16 @@ def make_core(path: Path, **options: Any) -> EngineCore:
     return EngineCore(config, InlineExecutor(config, RankIdentity(0, 1)))
 
 
-def submit(core: EngineCore, prompt: list[int]) -> int:
+def submit(core: EngineCore, prompt: list[int], **fields: Any) -> int:
     seq_id = next(SEQ_IDS)
-    core.submit(EngineRequest(seq_id, str(seq_id), prompt, PARAMS, seed=5))
+    core.submit(EngineRequest(seq_id, str(seq_id), prompt, PARAMS, seed=5, **fields))
     return seq_id
+
+
+def remote(core: EngineCore, num_tokens: int) -> dict[str, Any]:
+    """What a request is told of the blocks that an engine has."""
+    (addresses,) = [part.addresses() for part in core.parts if isinstance(part, ConnectorCalls)]
+    return as_hints(RemoteBlocks(list(addresses), num_tokens))
 
 
 def finish(core: EngineCore, max_steps: int = 10**6) -> tuple[dict[int, list[int]], dict[int, int]]:
@@ -76,8 +85,8 @@ def finish(core: EngineCore, max_steps: int = 10**6) -> tuple[dict[int, list[int
     return tokens, cached
 
 
-def run(core: EngineCore, prompt: list[int] = PROMPT) -> tuple[list[int], int]:
-    seq_id = submit(core, prompt)
+def run(core: EngineCore, prompt: list[int] = PROMPT, **fields: Any) -> tuple[list[int], int]:
+    seq_id = submit(core, prompt, **fields)
     tokens, cached = finish(core)
     return tokens[seq_id], cached[seq_id]
 
@@ -194,6 +203,69 @@ def test_guesses_and_states_from_elsewhere_give_the_same_tokens(path: Path) -> N
 
 
 def test_connectors_that_know_no_states_are_refused(path: Path) -> None:
-    for kind in ("PeersConnector", f"layer_connector.{LayerConnector.__name__}"):
-        with pytest.raises(InvalidConfig, match=r"has layers that keep a state: omit it, or use OffloadConnector"):
-            resolve(path, **LIMITS, kv_transfer_config={"kv_connector": kind})
+    kind = f"layer_connector.{LayerConnector.__name__}"
+    with pytest.raises(InvalidConfig, match=r"has layers that keep a state: omit it, or use a connector that sets"):
+        resolve(path, **LIMITS, kv_transfer_config={"kv_connector": kind})
+
+
+@pytest.mark.parametrize("num_tokens", [100, 96, 64])
+def test_a_rank_reads_states_of_another(path: Path, num_tokens: int) -> None:
+    extra = {"min_fetch_tokens": 4, "compare_costs": False}
+    options = {"kv_transfer_config": {"kv_connector": "PeersConnector", "kv_connector_extra_config": extra}}
+    owner, reader = make_core(path, **options), make_core(path, **options)
+    expected = run(owner)[0]
+    assert run(reader, hints=remote(owner, num_tokens)) == (expected, num_tokens)
+    counts = reader.executor.collective_rpc(lambda worker: worker._parts[WorkerTransfers].connector.counts)[0]
+    assert counts["read"] == num_tokens // 4 + reader.cache.num_state_parts
+    assert rows_in_use(reader)[1] == 0
+    # the other one lets read what it has read itself
+    third = make_core(path, **options)
+    assert run(third, hints=remote(reader, num_tokens)) == (expected, num_tokens)
+    # there is no state after these tokens
+    assert third.scheduler.reset_prefix_cache()
+    assert run(third, hints=remote(owner, 92)) == (expected, 0)
+    for core in (owner, reader, third):
+        core.shutdown()
+
+
+def test_a_rank_goes_on_from_the_last_state_of_a_prompt_that_another_has_computed(path: Path) -> None:
+    plain = make_core(path)
+    extra = {"min_fetch_tokens": 4}
+    options = {"kv_transfer_config": {"kv_connector": "DisaggregationConnector", "kv_connector_extra_config": extra}}
+    prefill, decode = make_core(path, **options), make_core(path, **options)
+    for length in (101, 100, 33):
+        prompt = PROMPT[:length]
+        expected = run(plain, prompt)[0]
+        seq_id, hints = submit(prefill, prompt, hands_over=True), None
+        while hints is None:
+            outputs = prefill.step()
+            hints = None if outputs is None else dict(outputs.hints).get(seq_id)
+        num_tokens = (length - 1) // 4 * 4
+        assert hints["num_tokens"] == num_tokens
+        prefill.step()  # tells the worker what others may read
+        assert run(decode, prompt, hints=hints) == (expected, num_tokens)
+        eventually(lambda: (prefill.step() or True) and not prefill.has_work())
+        for core in (plain, prefill, decode):
+            core.scheduler.check_integrity()
+            assert core.scheduler.reset_prefix_cache()
+            assert core.scheduler.load().kv_usage == 0.0
+    for core in (plain, prefill, decode):
+        core.shutdown()
+
+
+def test_what_a_rank_says_that_it_has_is_what_it_has(path: Path) -> None:
+    extra = {"min_fetch_tokens": 4, "compare_costs": False}
+    options = {"kv_transfer_config": {"kv_connector": "PeersConnector", "kv_connector_extra_config": extra}}
+    core = make_core(path, **options, num_prefix_states=3)
+    held, position = HeldPrefixes(4, has_states=True), -1
+    for prompt in (PROMPT, [5, *PROMPT], PROMPT[:60]):
+        run(core, prompt)
+        assert core.cache_log is not None
+        changes, position = core.cache_log.since(position)
+        assert changes is not None
+        held.take(0, changes)
+        (part,) = [part for part in core.scheduler.parts if isinstance(part, PrefixStates)]  # pyright: ignore
+        for each in (PROMPT, [5, *PROMPT], [*PROMPT[:70], 1, 2]):
+            keys = held.keys(each)
+            assert sum(more for _, more in held.match_stored(keys)) == 4 * part.snapshots.longest(keys)
+    core.shutdown()

@@ -19,15 +19,23 @@ from raycore.parts.transfers.connectors.peers.settings import DisaggregationSett
 class PrefixTransfers(Routes):
     """One client's routes where ranks read each other's blocks. Not thread-safe."""
 
-    def __init__(self, router: Router, block_size: int, roles: DisaggregationSettings | None = None) -> None:
+    def __init__(
+        self,
+        router: Router,
+        block_size: int,
+        roles: DisaggregationSettings | None = None,
+        *,
+        has_states: bool = False,
+    ) -> None:
         """
         Args:
             router: gets to know which prefixes ranks hold.
             block_size: tokens in a block.
             roles: which ranks compute prompts. None: all ranks do all.
+            has_states: whether layers keep states.
         """
         super().__init__(router)
-        self.held = router.held = HeldPrefixes(block_size)
+        self.held = router.held = HeldPrefixes(block_size, has_states=has_states)
         num_prefill = 0 if roles is None else roles.num_prefill_ranks
         self._prefills, self._decodes = slice(0, num_prefill), slice(num_prefill, None)
         """The numbers of the ranks that compute prompts, and of those that go on."""
@@ -85,4 +93,4 @@ def make_routes(config: EngineConfig, router: Router) -> Routes:
     roles = None
     if isinstance(settings, DisaggregationSettings) and transfer is not None and transfer.kv_role == "kv_both":
         roles = settings
-    return PrefixTransfers(router, config.tokens_per_block, roles)
+    return PrefixTransfers(router, config.tokens_per_block, roles, has_states=config.state_rows is not None)

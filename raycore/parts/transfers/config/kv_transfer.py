@@ -198,8 +198,8 @@ def check_kv_transfer(transfer: KVTransferConfig | None, chosen: dict[str, Any],
         raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which has no KV cache: omit it")
     if spec.keeps_states and not transfer.knows_states:
         raise InvalidConfig(
-            f"{asked} can't be used with {spec.architecture}, which has layers that keep a state: omit it, or use "
-            "OffloadConnector"
+            f"{asked} can't be used with {spec.architecture}, which has layers that keep a state: omit it, or use a "
+            "connector that sets knows_states"
         )
     speculative = chosen.get("speculative_config")
     if speculative is not None and speculative.has_model:

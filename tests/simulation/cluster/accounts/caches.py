@@ -6,6 +6,10 @@ import random
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from support.scheduler_parts import parts_of
+
+from raycore.kvcache.prefix_cache import state_name
+from raycore.scheduler.prefix_states import PrefixStates
 from simulation.cluster.accounts.account import Account, Run, ranks_of
 from simulation.worker.transfers import transfers_of
 
@@ -37,6 +41,8 @@ class Caches(Account):
             if log is None:
                 continue
             held, told = set(cache._block_of[0]), set(log._held)
+            for part in parts_of(rank._core.scheduler, PrefixStates):
+                held.update(map(state_name, part.snapshots._row_of))
             if not told <= held:
                 yield f"dp_rank {dp_rank} tells of {len(told - held)} blocks that it doesn't hold"
             # blocks of adapters are nobody else's

@@ -1,5 +1,5 @@
-"""Caches elsewhere of models whose layers have windows, or keep states: in the host's memory, in files, and of those
-with windows also on other ranks."""
+"""Caches elsewhere of models whose layers have windows, or keep states: in the host's memory, in files, and on other
+ranks."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def drawn(draw: random.Random) -> Deployment:
 
 
 def drawn_with_states(draw: random.Random) -> Deployment:
-    made = offload.drawn(draw)
+    made = draw.choice([offload.drawn, peers.drawn])(draw)
     return replace(made, options=made.options | models.with_states(draw))

@@ -25,6 +25,7 @@ class PeersConnector(KVConnector):
     """A prefix that another rank holds is read from it, where that takes less time than computing it."""
 
     knows_groups = True
+    knows_states = True
     settings_class: type[PeersSettings] = PeersSettings
     worker_class: type[PeersWorker] = PeersWorker
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from raycore.kvcache.cache_log import CacheLog
+from raycore.kvcache.prefix_cache import state_name
 from raycore.messages import StepPlan, TransferResult
 from raycore.parts.transfers.connectors.connector import BlockIds, ConnectorSetup, TransferRequest
 from raycore.parts.transfers.connectors.cost import CostModel
@@ -42,7 +43,12 @@ class PeersScheduler(GroupedConnector):
         """Whether other ranks may read from this one, and whether it reads from them."""
         self._num_workers = setup.num_workers
         self._block_size = setup.config.tokens_per_block
-        self._groups = GroupBlocks(setup.cache.layout.windows, self._block_size)
+        self._groups = GroupBlocks.of(setup.cache, self._block_size)
+        self._state_group = setup.cache.layout.num_groups
+        """The first part of states, if there are any."""
+        self._has_states = setup.cache.num_state_parts > 0
+        self._states: set[bytes] = set()
+        """The digests of the prefixes that have a state here."""
         self._cost = CostModel(1, self._block_size)
         self._machine = machine_id()
         self._changes: dict[bytes, int | None] = {}
@@ -116,6 +122,13 @@ class PeersScheduler(GroupedConnector):
     def load_abandoned(self, request: TransferRequest) -> None:
         self._abandoned.append(request.seq_id)
 
+    def _num_usable(self, request: TransferRequest) -> int:
+        """Return how many of the first tokens of a request that has left others can go on from."""
+        count = request.num_computed_tokens // self._block_size
+        if self._has_states:
+            count = next((each for each in range(count, 0, -1) if request.digests[each - 1] in self._states), 0)
+        return count * self._block_size
+
     def _remote(self, request: TransferRequest) -> RemoteBlocks | None:
         """Where blocks of a request's prompt are that this rank can read. None: nowhere."""
         remote = read_hints(request.hints) if self._takes else None
@@ -130,15 +143,22 @@ class PeersScheduler(GroupedConnector):
             self._changes.update(zip((block_name(each, group) for each in digests), block_ids, strict=True))
         if not group:
             self._log.stored(digests)
+        elif group == self._state_group:
+            self._states.update(digests)
+            self._log.stored(map(state_name, digests))
 
     def block_removed_of_group(self, digest: bytes, group: int) -> None:
         if self._gives:
             self._changes[block_name(digest, group)] = None
         if not group:
             self._log.removed([digest])
+        elif group == self._state_group:
+            self._states.discard(digest)
+            self._log.removed([state_name(digest)])
 
     def cache_cleared(self) -> None:
         self._changes.clear()
+        self._states.clear()
         self._is_cleared = True
         self._log.cleared()
 
@@ -252,7 +272,7 @@ class DisaggregationScheduler(PeersScheduler):
         super().request_finished_all_groups(request, block_ids)
         self._named.pop(request.seq_id, None)
         is_wanted = request.hands_over or (request.kv_transfer_params or {}).get("do_remote_decode")
-        num_tokens = request.num_computed_tokens // self._block_size * self._block_size
+        num_tokens = self._num_usable(request)
         if not (is_wanted and self._gives) or request.is_aborted or not num_tokens:
             return False, None
         lease = f"{self._prefix} {request.seq_id}"
