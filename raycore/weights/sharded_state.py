@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from raycore.checkpoint.sharded_state import METADATA_KEY, Division, ShardFile, ShardPaths, read_shard_file
+from raycore.checkpoint.stages import Stage
 from raycore.checkpoint.weight_files import read_headers
 from raycore.errors import InvalidCheckpoint
 from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
 from raycore.weights.fill import store
+from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.loader import (
     DecoderWeights,
     Progress,
@@ -64,7 +68,8 @@ def save_decoder_weights(
 def load_saved_weights(share: WeightShare, files: ShardPaths, progress: Progress | None = None) -> DecoderWeights:
     """Read the weights of a share that was written, converted to the share's data type, to its device.
 
-    Weights that get another format are quantized while they are read. `progress` is called after each tensor.
+    Weights that get another format are quantized while they are read. `progress` is called after each tensor. An
+    embedding that only a head reads (`WeightShare.embeds`) is that in the first stage's files.
 
     Raises:
         InvalidCheckpoint: a file or a tensor is missing or damaged, or has another shape.
@@ -72,7 +77,7 @@ def load_saved_weights(share: WeightShare, files: ShardPaths, progress: Progress
     saved = read_shard_file(files.of(0))
     if saved.shard != files.shard:
         raise InvalidCheckpoint(f"{files.of(0)} is the file of {saved.shard}, not of {files.shard}: was it renamed?")
-    weights = empty_decoder_weights(share)
+    weights = empty_decoder_weights(replace(share, embeds=False))
     staging = None if share.device.type == "cpu" else Staging(share.device)
     parts = [files.of(part) for part in range(saved.num_parts)]
     with CheckpointReader(files.directory, read_headers(parts)) as reader, one_thread_per_operation() as num_usual:
@@ -94,7 +99,16 @@ def load_saved_weights(share: WeightShare, files: ShardPaths, progress: Progress
                     progress(num_done, len(all_named))
     if staging is not None:
         staging.finish()
+    if weights.embed_VD is None and share.has_embedding:
+        weights.embed_VD = weights.lm_head_VD if share.spec.tie_word_embeddings else _load_embedding(share, files)
     return weights
+
+
+def _load_embedding(share: WeightShare, files: ShardPaths) -> Tensor | IntegerWeight | None:
+    first = Stage(range(0), is_first=True, is_last=False)
+    spec = msgspec.structs.replace(share.spec, vision=None)
+    of_first = files._replace(shard=files.shard._replace(stage=0))
+    return load_saved_weights(replace(share, spec=spec, stage=first, embeds=False), of_first).embed_VD
 
 
 def _divide(weights: DecoderWeights, first_layer: int, max_bytes: int | None) -> list[dict[str, torch.Tensor]]:

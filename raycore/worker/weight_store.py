@@ -130,7 +130,9 @@ def save_weights(setup: WorkerSetup, directory: Path, pattern: str | None, max_b
         raise InvalidConfig(
             f"save_sharded_state(): {directory} can't be made on a worker's node: {error.strerror}"
         ) from error
-    weights = read_weights(setup, replace(setup.share, device=torch.device("cpu"), formats=CONVERTED))
+    # the first stage's files have the embedding that a head of the last one reads
+    own = replace(setup.share, device=torch.device("cpu"), formats=CONVERTED, embeds=False)
+    weights = read_weights(setup, own)
     paths = save_decoder_weights(weights, model.spec, division, files, max_bytes)
     if shard == Shard(0):
         copy_other_files(Path(model.model), Path(model.tokenizer), directory)

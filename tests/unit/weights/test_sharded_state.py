@@ -110,6 +110,22 @@ def test_ranks_load_the_sharded_state_that_they_saved(
     assert not [path for path in saved.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("spec", [PLAIN, TIED], ids=["plain", "tied"])
+def test_a_last_stage_whose_head_reads_the_embedding_loads_that_of_the_first(tmp_path: Path, spec: ModelSpec) -> None:
+    write(tmp_path, make_tensors(spec))
+    division = Division(2, 1, [1, 1])
+    for shard in shards(division):
+        weights = load(spec, tmp_path, shard, division, torch.float32)
+        save_decoder_weights(weights, spec, division, ShardPaths(tmp_path, division.pattern, shard), None)
+    for shard in shards(division):
+        wanted = replace(share(spec, shard, division, torch.bfloat16), embeds=shard.stage == 1)
+        expected = load_decoder_weights(wanted, tmp_path)
+        found = load_saved_weights(wanted, ShardPaths(tmp_path, division.pattern, shard))
+        assert found.embed_VD is not None
+        assert (found.lm_head_VD is found.embed_VD) == (expected.lm_head_VD is expected.embed_VD)
+        assert all(a is b is None or equal(a, b) for a, b in zip(flat(found), flat(expected), strict=True))
+
+
 def test_saved_experts_are_those_of_a_number_of_ranks(tmp_path: Path) -> None:
     write(tmp_path, make_moe_tensors(MOE, False))
     saved, config = tmp_path / "saved", make_config(MOE)

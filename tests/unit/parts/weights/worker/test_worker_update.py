@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import random
 import shutil
 import weakref
@@ -13,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from drafting_checkpoints import head_config, random_head, write_checkpoint
 from families import FAMILIES, make_checkpoint
 from native_kernels import needs_kernels
 from own_memory import resident_bytes
@@ -126,6 +128,30 @@ def test_each_stage_takes_its_layers(pp_rank: int, tmp_path: Path) -> None:
         worker, expected = (started_alone(path, rank, pipeline_parallel_size=2) for path in (first, second))
         worker.load_weights(shuffled(stored(second)))
         assert worker.weights_checksum() == expected.weights_checksum()
+
+
+@pytest.mark.parametrize("given", ["all", "the embedding"])
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])  # with a tied head, and without
+def test_a_head_of_the_last_stage_reads_the_new_embedding(family: str, given: str, tmp_path: Path) -> None:
+    first = make_checkpoint(family, tmp_path)
+    model = json.loads((first / "config.json").read_text())
+    config = head_config(model["hidden_size"], model["vocab_size"], eagle_aux_hidden_state_layer_ids=[0, 1])
+    head = write_checkpoint(tmp_path / "head", config, random_head(config))
+    second = changed(first, tmp_path / "second")
+    rank = msgspec.structs.replace(ALONE, pp_rank=1, pp_size=2)
+    options: dict[str, Any] = {"pipeline_parallel_size": 2, "async_scheduling": True}
+    options["speculative_config"] = {"model": str(head), "num_speculative_tokens": 2}
+    worker, expected = (started_alone(path, rank, **options) for path in (first, second))
+    tensors = stored(second)
+    if given == "the embedding":
+        tensors = {name: each for name, each in tensors.items() if "embed_tokens" in name}
+    worker.start_weight_update()
+    worker.load_weights(shuffled(tensors))
+    worker.finish_weight_update()
+    some = torch.arange(5)
+    embedded, new = (each._core.model.drafting.network._embed_in_target(some) for each in (worker, expected))
+    assert torch.equal(embedded, new)
+    assert given != "all" or worker.weights_checksum() == expected.weights_checksum()
 
 
 @pytest.mark.parametrize("dp_rank", [0, 1])
