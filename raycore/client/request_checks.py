@@ -18,9 +18,9 @@ from raycore.messages import EngineInfo
 from raycore.parts.adapters.client import AdapterChecks
 from raycore.parts.constraints.client import ThinkingLimits
 from raycore.parts.constraints.grammar.gate import ConstraintGate
+from raycore.parts.images.client.encoding_only import encoding_checks
 from raycore.parts.pooling.client.pooling import PLACEHOLDER, not_generating, not_pooling, resolved
 from raycore.parts.transfers.client.params import params_check
-from raycore.parts.transfers.values import PARAMS
 from raycore.pooling_params import PoolingParams
 from raycore.sampling_params import SamplingParams, checked_int
 from raycore.scheduler.request import RequestLimits
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from raycore.client.beams import BeamSearch
 
 Validator = tuple[str, Callable[[SamplingParams], Any]]
-"""Who checks parameters, by name, and how: a logits processor's class and its `validate_params`, or a capability."""
+"""A logits processor's class, by name, and its `validate_params`."""
 
 
 class RequestChecks:
@@ -53,7 +53,9 @@ class RequestChecks:
         self.adapters = AdapterChecks(spec, config.lora)
         self._encoder = config.encoder_limits
         self._max_logprobs = config.model.max_logprobs
-        self._validators = [*validators(config), (PARAMS, params_check(config))]
+        self._checks = [*encoding_checks(config), params_check(config)]
+        """Those of capabilities. They raise InvalidRequest."""
+        self._validators = validators(config)
         self._thinking = ThinkingLimits(config, tokenizer)
 
     @property
@@ -132,6 +134,8 @@ class RequestChecks:
             for name, value in (("stop", params.stop), ("structured_outputs", params.structured_outputs)):
                 if value:
                     raise no_tokenizer(f"{name}={shortened(value)}")
+        for check in self._checks:
+            check(params)
         validate(self._validators, params)
 
     def check_structured_outputs(self, params: SamplingParams) -> None:
@@ -203,20 +207,15 @@ def _checked_ids(request_ids: Sequence[str]) -> list[str]:
 
 
 def validators(config: EngineConfig) -> list[Validator]:
-    """The checks of capabilities, and those of an engine's logits processors.
+    """The checks of an engine's logits processors.
 
     Raises:
         InvalidConfig: a class can't be imported.
     """
-    checks: list[Validator] = []
-    if config.model.spec.encodes_only:
-        from raycore.parts.images.client.encoding_only import check_encoding_only  # imported lazily: few engines do
-
-        checks.append(("images", check_encoding_only))
     if not config.has_logits_processors:
-        return checks
+        return []
     classes = processor_classes(config.plugins, config.logits_processors)
-    return checks + [
+    return [
         (each.__qualname__, each.validate_params)
         for each in classes
         if callable(getattr(each, "validate_params", None))

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+from raycore.config import EngineConfig
 from raycore.errors import InvalidRequest
 from raycore.sampling_params import SamplingParams
+
+
+def encoding_checks(config: EngineConfig) -> Iterator[Callable[[SamplingParams], None]]:
+    """Yield what checks the parameters of an engine's requests."""
+    if config.model.spec.encodes_only:
+        yield check_encoding_only
 
 
 def check_encoding_only(params: SamplingParams) -> None:
