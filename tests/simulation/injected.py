@@ -34,6 +34,8 @@ from raycore.messages import EngineRequest  # noqa: E402
 from raycore.parts.adapters.engine.slots import AdapterSlots  # noqa: E402
 from raycore.parts.constraints.grammar.gate import ConstraintGate  # noqa: E402
 from raycore.parts.constraints.scheduler import GrammarMasks  # noqa: E402
+from raycore.parts.transfers.connectors.peers.hints import RemoteBlocks  # noqa: E402
+from raycore.parts.transfers.connectors.peers.tickets import Tickets  # noqa: E402
 from raycore.scheduler import request as scheduler_request  # noqa: E402
 from raycore.scheduler.request import RepetitionDetector, RequestLimits  # noqa: E402
 from raycore.scheduler.step_builder import InFlight  # noqa: E402
@@ -287,6 +289,10 @@ def _repetitions_of_one_token_are_not_found() -> None:
     _replace(RepetitionDetector, "__init__", make)
 
 
+def _tickets_of_anybody_are_taken() -> None:
+    _replace(Tickets, "open", lambda _: lambda self, ticket: RemoteBlocks([], 0))
+
+
 FAULTS: dict[str, list[Callable[[], None]]] = {
     "adapter": [_moved_requests_lose(lora=None), _a_failed_adapter_takes_others_along],
     "embeddings": [_new_requests_lose(features=[], feature_data=[]),
@@ -313,10 +319,13 @@ FAULTS: dict[str, list[Callable[[], None]]] = {
     "ended between pieces": [_prompts_in_pieces_do_not_hear_of_aborts],
     "odd values": [_what_can_not_be_read_ends_the_rank, _texts_are_sent_as_they_are],
     "repetition": [_repetitions_of_one_token_are_not_found],
+    "ticket": [_tickets_of_anybody_are_taken],
     "unnamed": [_new_ids_are_numbers],
     "version change": [_another_name_counts_as_a_change, _requests_go_on_with_other_weights],
 }  # fmt: skip
 """By the name of a kind."""
+_DEPLOYMENTS = {"ticket": "tickets"}
+"""By the name of a kind that plain engines can't have: those that can."""
 _KNOWN = {
     ("adapter", 0): 292,
     ("constraint", 0): 131,
@@ -332,10 +341,11 @@ _KNOWN = {
 
 def _scenarios(name: str, number: int) -> Iterator[Scenario]:
     """Scenarios with requests of a kind."""
+    scenario_in = partial(scenario_of, capability=_DEPLOYMENTS.get(name, PLAIN))
     known = [_KNOWN[name, number]] if (name, number) in _KNOWN else []
     found = (
         scenario
-        for scenario in map(partial(scenario_of, capability=PLAIN), itertools.chain(known, itertools.count()))
+        for scenario in map(scenario_in, itertools.chain(known, itertools.count()))
         if any(kinds.KINDS[name].is_of(each, scenario.options) for each in scenario.requests)
     )
     return itertools.islice(found, _MOST_SEEDS)

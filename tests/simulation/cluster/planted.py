@@ -405,6 +405,18 @@ def lent_blocks_are_not_taken_back() -> None:
     substitute(DisaggregationScheduler, "give_up_send", lambda self: None)
 
 
+def tickets_of_requests_that_have_ended_are_kept() -> None:
+    original = DisaggregationScheduler.request_finished_all_groups
+
+    def request_finished_all_groups(self: DisaggregationScheduler, request: Any, block_ids: Any) -> Any:
+        named = dict(self._named)
+        answer = original(self, request, block_ids)
+        self._named |= named
+        return answer
+
+    substitute(DisaggregationScheduler, "request_finished_all_groups", request_finished_all_groups)
+
+
 def ranks_that_are_shut_down_count_as_lost() -> None:
     substitute(RankMonitor, "leave", lambda self: None)
 
@@ -714,6 +726,7 @@ WORDS: dict[Callable[[], None], str] = {
     readers_that_are_gone_count: "has readers that are gone",
     connections_are_lost: "has connections that nobody keeps",
     slots_of_the_host_memory_are_lost: "has noted _pinned",
+    tickets_of_requests_that_have_ended_are_kept: "has noted _named",
     a_full_disk_is_not_logged: "couldn't write files at",
     what_nobody_waits_for_is_loaded: "that doesn't wait for it any more",
 }
@@ -739,6 +752,7 @@ DEPLOYMENTS: dict[Callable[[], None], str] = {
     removals_are_told_twice: "offload",
     temporary_files_stay: "offload",
     slots_of_the_host_memory_are_lost: "offload",
+    tickets_of_requests_that_have_ended_are_kept: "tickets",
     a_full_disk_is_not_logged: "offload",
     **dict.fromkeys(
         (
@@ -801,6 +815,7 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     others_read_blocks_that_are_gone: [3],
     readers_that_are_gone_count: [12],
     slots_of_the_host_memory_are_lost: [18],
+    tickets_of_requests_that_have_ended_are_kept: [15],
     a_full_disk_is_not_logged: [1],
     what_nobody_waits_for_is_loaded: [30],
 }

@@ -125,7 +125,7 @@ def _left(transfers: Any, connector: Any, *, is_over: bool) -> Iterator[str]:
         for name in ("_loading", "_loaded", "_abandoned", "_undecided", "_sending", "_step_loads", "_stored_by_step"):
             if left := getattr(transfers, name):
                 yield f"it has transfers {name}: {left}"
-        for name in ("_found", "_taken", "_job_slots", "_loading", "_leased", "_offered", "_pinned"):
+        for name in ("_found", "_taken", "_job_slots", "_loading", "_leased", "_offered", "_pinned", "_named"):
             left = getattr(connector, name, None)
             if any(left.values()) if isinstance(left, Counter) else left:
                 yield f"its connector has noted {name}: {left}"
@@ -135,8 +135,9 @@ def _of_worker(transfers: Any, told: _Told) -> Iterator[str]:
     """What a rank's worker lets others read, and has slots for, compared with what its connector knows."""
     connector: Any = told._connector
     lent = transfers.lent().get("blocks that others may read")
-    if lent is not None and lent != told.blocks and not connector.has_pending_push_work():
-        yield f"others may read {len(lent)} blocks, and there are {len(told.blocks)}, not all the same"
+    there = told.blocks if getattr(connector, "_gives", False) else {}
+    if lent is not None and lent != there and not connector.has_pending_push_work():
+        yield f"others may read {len(lent)} blocks, and there are {len(there)}, not all the same"
     if (pool := getattr(transfers._connector, "_pool", None)) is not None:
         slots = sorted([*connector._free, *connector._slot_of.values(), *connector._forgotten])
         if slots != list(range(len(pool.blocks))):

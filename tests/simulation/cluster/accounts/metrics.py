@@ -28,7 +28,7 @@ _GAUGES = (
     "vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc",
     "raycore_requests_without_rank",
 )  # fmt: skip
-_UNCOUNTED, _MANY = {"pieces", "pooled", "slow pieces"}, 10_000
+_UNCOUNTED, _MANY = {"pieces", "pooled", "slow pieces", "ticket"}, 10_000
 """Kinds of requests that the engine sees as others than their callers, and how much these add at most."""
 
 

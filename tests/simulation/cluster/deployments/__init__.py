@@ -31,6 +31,7 @@ from simulation.cluster.deployments import (
     sleeps,
     starts,
     strict,
+    tickets,
     updates,
 )
 from simulation.cluster.deployments.deployment import Deployment, Kind, late, repeated
@@ -62,6 +63,7 @@ _LATER: dict[str, tuple[str, _Drawn]] = {
     "grouped": ("windows kept elsewhere", grouped.drawn),
     "sharing_servers": ("servers that share experts", sharing_servers.drawn),
     "states_elsewhere": ("states that are kept elsewhere", grouped.drawn_with_states),
+    "tickets": ("tickets of callers", tickets.drawn),
 }
 """Those that came later: each is drawn apart, by a generator for this purpose, so that other seeds have the engines
 that they had."""

@@ -40,7 +40,7 @@ def drawn(draw: random.Random) -> Deployment:
         num_stages,
         num_workers,
         num_repeats=draw.choice([6, 12, 16]),
-        faults=tuple(_fault(draw) for _ in range(draw.choice([0, 0, 1, 2]))),
+        faults=tuple(drawn_fault(draw) for _ in range(draw.choice([0, 0, 1, 2]))),
     )
     if draw.random() < 0.3:
         transfer["kv_load_failure_policy"] = "fail"
@@ -65,7 +65,8 @@ def _scarce(draw: random.Random, made: Deployment, settings: dict[str, Any]) -> 
     return replace(made, options=made.options | few, num_repeats=16, faults=made.faults + ends)
 
 
-def _fault(draw: random.Random) -> Fault:
+def drawn_fault(draw: random.Random) -> Fault:
+    """Either side of a read dies or stands still in the middle of it."""
     kind = draw.choice(["kill sender", "kill receiver", "stop sender", "stop receiver"])
     when = AtMessage("bytes", "sent", draw.choice([1, 2, 3, 4, 6, 10, 20]))
     return Fault(when=when, kind=kind, for_s=draw.choice([0.05, 0.5, 12.0]))
