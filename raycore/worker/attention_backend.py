@@ -110,7 +110,8 @@ def choose_cache_dtype(
 def _why_no_share(backend: Backend, spec: ModelSpec) -> str | None:
     """Return why these kernels can't attend to a share of the keys. None: they can."""
     if backend == "triton":
-        return None if spec.latent is None else "with context parallelism, the GPU kernels know no latents"
+        has_latents = spec.attention.heads(spec, 1).latent_rank is not None
+        return "with context parallelism, the GPU kernels know no latents" if has_latents else None
     if backend == "torch" or spec.vision is None:
         return None
     has_axes = any(each is not None and each.sections for each in spec.rotations)

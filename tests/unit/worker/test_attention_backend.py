@@ -13,7 +13,6 @@ from native_kernels import needs_kernels
 from raycore.errors import InvalidConfig
 from raycore.kernels import library
 from raycore.layers import fp8_linear
-from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.spec import HeadShape
 from raycore.worker.attention_backend import (
     choose_attention_backend,
@@ -63,9 +62,16 @@ def test_sizes_that_the_native_kernels_lack_go_to_torch() -> None:
         choose("native", CPU, block_size=7)
 
 
+LATENTS = HeadShape(num_heads=128, num_kv_heads=1, head_dim=576, latent_rank=512)
+HEADS = HeadShape(num_heads=8, num_kv_heads=4, head_dim=64)
 IMAGES = SimpleNamespace(is_bidirectional=False)
 BIDIRECTIONAL = SimpleNamespace(is_bidirectional=True)
 BY_AXES = [None, SimpleNamespace(sections=(4, 2, 2))]
+
+
+def of_attention(heads: HeadShape) -> SimpleNamespace:
+    """What layers have for attention with these heads."""
+    return SimpleNamespace(heads=lambda spec, tp_size: heads)
 
 
 @pytest.mark.parametrize(
@@ -73,9 +79,9 @@ BY_AXES = [None, SimpleNamespace(sections=(4, 2, 2))]
     [
         ("native", {}, "native"),
         ("triton", {}, "triton"),
-        ("torch", {"latent": LatentHeads}, "torch"),
-        ("native", {"latent": LatentHeads}, "native"),
-        ("triton", {"latent": LatentHeads}, "torch"),
+        ("torch", {"attention": of_attention(LATENTS)}, "torch"),
+        ("native", {"attention": of_attention(LATENTS)}, "native"),
+        ("triton", {"attention": of_attention(LATENTS)}, "torch"),
         ("native", {"vision": IMAGES}, "native"),
         ("native", {"vision": IMAGES, "rotations": BY_AXES}, "torch"),
         ("native", {"vision": BIDIRECTIONAL}, "torch"),
@@ -83,14 +89,13 @@ BY_AXES = [None, SimpleNamespace(sections=(4, 2, 2))]
     ],
 )
 def test_what_kernels_cannot_do_with_a_share_of_the_keys_goes_to_torch(backend: Any, parts: dict, expected: str):
-    spec: Any = SimpleNamespace(**{"latent": None, "vision": None, "rotations": [None]} | parts)
+    spec: Any = SimpleNamespace(**{"attention": of_attention(HEADS), "vision": None, "rotations": [None]} | parts)
     assert choose_divided_backend(backend, "auto", spec) == expected
     if expected != backend:
         with pytest.raises(InvalidConfig, match=f"attention_backend='{backend}': with context parallelism"):
             choose_divided_backend(backend, backend, spec)
 
 
-LATENTS = HeadShape(num_heads=128, num_kv_heads=1, head_dim=576, latent_rank=512)
 WIDE = HeadShape(num_heads=4, num_kv_heads=1, head_dim=592, latent_rank=528)
 
 
