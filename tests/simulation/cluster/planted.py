@@ -817,7 +817,7 @@ KNOWN: dict[Callable[[], None], list[int]] = {
     slots_of_the_host_memory_are_lost: [18],
     tickets_of_requests_that_have_ended_are_kept: [15],
     a_full_disk_is_not_logged: [1],
-    what_nobody_waits_for_is_loaded: [30],
+    what_nobody_waits_for_is_loaded: [168],
 }
 """Seeds that have found what few find. They look first."""
 
