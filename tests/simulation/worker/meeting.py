@@ -20,6 +20,8 @@ class Room:
         self._brought: dict[int, Any] = {}
         """By member: what it has brought to the round that is under way."""
         self._waiting: list[tuple[kernel.Thread, list[dict[int, Any]]]] = []
+        self._processes: dict[int, kernel.Process] = {}
+        """By member: the process that has come for it."""
 
     def meet(self, member: int, brought: Any, timeout_s: float, late_s: float | None = None) -> dict[int, Any]:
         """Wait for all members. Returns what each has brought.
@@ -29,6 +31,9 @@ class Room:
         Raises:
             TimeoutError: they haven't come within `timeout_s` seconds. Names those who have.
         """
+        current = _world().current
+        assert current is not None
+        self._processes[member] = current.process
         self._brought[member] = brought
         if len(self._brought) == self._size:
             found, self._brought = self._brought, {}
@@ -38,8 +43,6 @@ class Room:
                 _world().unpark(thread)
             return found
         told: list[dict[int, Any]] = []
-        current = _world().current
-        assert current is not None
         self._waiting.append((current, told))
         if late_s is not None:
             _world().call_later(late_s, lambda: told or self._complain(member, current, late_s))
@@ -51,7 +54,9 @@ class Room:
         return told[0]
 
     def _complain(self, member: int, waiting: kernel.Thread, late_s: float) -> None:
-        if not waiting.process.has_ended:
+        """Unless somebody has ended, as the ranks of a server do that shuts down."""
+        missing = [process for each, process in self._processes.items() if each not in self._brought]
+        if not any(process.has_ended for process in (waiting.process, *missing)):
             here = sorted(self._brought)
             complaints.fails(
                 f"worker {member} has waited {late_s:g} s in a step: of {self._size}, only {here} have come"
