@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from ray.exceptions import RayError
 
@@ -45,6 +46,15 @@ class Loss:
     """Without the last lines that the dead process logged."""
     is_free: bool = False
     """Whether the first replacement doesn't count as a restart: nothing of this engine has failed."""
+
+
+class Stall(NamedTuple):
+    """Why the ranks are killed, though none of them has ended."""
+
+    dp_rank: int
+    reason: str
+    is_free: bool = False
+    """See `Loss`."""
 
 
 class RankMonitor:
@@ -92,9 +102,7 @@ class RankMonitor:
         """The number of the latest loss, until the listener gets the explanation; otherwise None."""
         self._budget = RestartBudget(config)
         self._leaving = threading.Event()
-        self._suspicion: tuple[int, str] | None = None
-        self._is_free = False
-        """Whether the suspicion is of nothing that has failed."""
+        self._suspicion: Stall | None = None
         self._shortages = Recurring(now_s=self._clock.now_s)
         self._thread: threading.Thread | None = None
 
@@ -111,8 +119,7 @@ class RankMonitor:
 
         `is_free`: see `Loss`.
         """
-        self._is_free = is_free
-        self._suspicion = dp_rank, reason
+        self._suspicion = Stall(dp_rank, reason, is_free)
 
     def join(self, timeout_s: float | None) -> None:
         if self._thread is not None and self._thread is not threading.current_thread():
@@ -183,7 +190,7 @@ class RankMonitor:
             if noticed is not None:
                 number = self._tell_of_loss()
                 # before the manager kills the domain's other ranks, which Ray would report as the cause
-                is_free = ended is None and self._suspicion is not None and self._is_free
+                is_free = ended is None and self._suspicion is not None and self._suspicion.is_free
                 loss = Loss(number, self._dp_ranks, noticed if ended is None else ends.explain(ended), is_free)
                 if self._runtime.ended_with_owner():  # as planned: the ranks have ended with it
                     return None
@@ -201,7 +208,7 @@ class RankMonitor:
         stalled = self._suspicion or self._ask(watchdogs)
         if stalled is None:
             return None
-        dp_rank, reason = stalled
+        dp_rank, reason, _ = stalled
         # don't wait until Ray notices that they are dead, which may take long
         for each in self._dp_ranks:
             self._manager.kill(each)
@@ -209,14 +216,14 @@ class RankMonitor:
         pid, node = (None, None) if info is None else (info.pid, info.node_id)
         return EngineDeadError(f"{describe_rank(info, dp_rank)} was killed: {reason}", pid=pid, node=node)
 
-    def _ask(self, watchdogs: dict[int, Watchdog]) -> tuple[int, str] | None:
-        """(dp_rank, reason) of a stalled rank; None if no rank has stalled."""
+    def _ask(self, watchdogs: dict[int, Watchdog]) -> Stall | None:
+        """The first rank that has stalled; None if none has."""
         # ranks in lockstep run every step together: if one of them has work, all of them must make progress
         is_busy = self._manager.desired.is_changing or any(self._listener.is_busy(dp_rank) for dp_rank in watchdogs)
         for dp_rank, watchdog in watchdogs.items():
             reason = watchdog.look(is_busy)
             if reason is not None:
-                return dp_rank, reason
+                return Stall(dp_rank, reason)
         return None
 
     def _is_node_going(self) -> bool:
