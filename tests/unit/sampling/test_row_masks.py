@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
+from counted_grammar import Counted
 
 from raycore.errors import InvalidRequest
 from raycore.sampling.row_masks import FollowedGrammars, RowMasks
@@ -15,21 +15,6 @@ from raycore.sampling_params import SamplingParams
 from raycore.structured_outputs import StructuredOutputsParams
 
 VOCAB, NUM_PROMPT = 70, 2
-
-
-class Counted:
-    """A grammar whose outputs are 1, 2, 3, …, and which can't follow anything else. Stands in for `TokenMatcher`."""
-
-    needs_native_mask = False
-
-    def follow(self, output: NDArray[np.int32]) -> None:
-        self.length = len(output)
-        if output.tolist() != list(range(1, self.length + 1)):
-            raise InvalidRequest(f"{output.tolist()} isn't counted")
-
-    def complete(self, bits_B: NDArray[np.uint8]) -> None:
-        token = self.length + 1
-        bits_B[token >> 3] |= 1 << (token & 7)
 
 
 class Compiler:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from counted_grammar import Counted
 from fake_engine_core import VOCAB, FakeEngineCore
-from numpy.typing import NDArray
 
 from raycore.errors import InvalidRequest
 from raycore.messages import GrammarOutput, StepPlan, StepResult, ThinkingLimit
@@ -37,21 +37,6 @@ def num_plans_in_flight(**options: Any) -> int:
     engine = FakeEngineCore()
     engine.submit([1, 2, 3], max_tokens=8, **options)
     return sum(engine.scheduler.schedule() is not None for _ in range(2))
-
-
-class Counted:
-    """A grammar whose outputs are 1, 2, 3, …, and which can't follow anything else. Stands in for `TokenMatcher`."""
-
-    needs_native_mask = False
-
-    def follow(self, output: NDArray[np.int32]) -> None:
-        self.length = len(output)
-        if output.tolist() != list(range(1, self.length + 1)):
-            raise InvalidRequest(f"{output.tolist()} isn't counted")
-
-    def complete(self, bits_B: NDArray[np.uint8]) -> None:
-        token = self.length + 1
-        bits_B[token >> 3] |= 1 << (token & 7)
 
 
 class Compiler:
