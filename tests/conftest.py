@@ -26,7 +26,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-pytest_plugins = ["heap_of_tests", "time_limits"]
+pytest_plugins = ["heap_of_tests", "time_limits", "whole_parses"]
 
 # how long an example takes says nothing on a machine that does other things
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
