@@ -108,7 +108,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
         (tmp_path / "files" / name).parent.mkdir(exist_ok=True)
         (tmp_path / "files" / name).write_bytes(b"x")
     with Hub(tmp_path / "files") as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         monkeypatch.setattr(constants, "ENDPOINT", server.url)
         # made of the endpoint when huggingface_hub is imported

@@ -121,7 +121,7 @@ def server():
 
     with HTTPServer(("127.0.0.1", 0), Handler) as http:
         kept = SimpleNamespace(posts=[], status=200, worker=Worker(), url=f"http://127.0.0.1:{http.server_port}/")
-        thread = threading.Thread(target=http.serve_forever)
+        thread = threading.Thread(target=http.serve_forever, args=(0.01,))
         thread.start()
         yield kept
         http.shutdown()
