@@ -90,8 +90,8 @@ def huge() -> Iterator[tuple[str, bytes]]:
     for width, height in ((16000, 16000), (32000, 2000), (8000, 8000)):
         bits = zlib.compress(bytes((width // 8 + 1) * height), 9)
         yield f"PNG that is {width}x{height}", png(width, height, depth=1, color=0, pixels=bits)
+    bomb = zlib.compress(bytes(200 << 20), 9)
     for kind in (b"zTXt", b"iCCP", b"iTXt"):
-        bomb = zlib.compress(bytes(200 << 20), 9)
         middle = b"a\0\1\0\0\0" if kind == b"iTXt" else b"a\0\0"
         yield f"PNG with a {kind.decode()} of 200 MiB", png(8000, 8000, _png_chunk(kind, middle + bomb))
 

@@ -230,13 +230,18 @@ def tokens_of(result: StepResult) -> list[int]:
 
 
 def reference_logits(
-    token_ids: Sequence[int], spec: ModelSpec = SPEC, layer_inputs: list[torch.Tensor] | None = None
+    token_ids: Sequence[int],
+    spec: ModelSpec = SPEC,
+    layer_inputs: list[torch.Tensor] | None = None,
+    weights: DecoderWeights | None = None,
 ) -> torch.Tensor:
     """[T, V], straight from the formulas: no cache, no fusing, a dense mask, float64.
 
-    `layer_inputs`: gets the hidden states [T, D] before each layer.
+    Args:
+        layer_inputs: gets the hidden states [T, D] before each layer.
+        weights: None: those of `make_weights`.
     """
-    weights = make_weights(spec)
+    weights = make_weights(spec) if weights is None else weights
     num_q, num_kv, head_dim = spec.num_heads, spec.num_kv_heads, spec.head_dim
     positions = torch.arange(len(token_ids), dtype=torch.float64)
     frequencies = spec.rotations[0].theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
@@ -283,7 +288,7 @@ def reference_logits(
 
 def reference_tokens(prompt: Sequence[int], num_tokens: int, spec: ModelSpec = SPEC) -> list[int]:
     """What greedy decoding gives."""
-    token_ids = list(prompt)
+    token_ids, weights = list(prompt), make_weights(spec)
     for _ in range(num_tokens):
-        token_ids.append(int(reference_logits(token_ids, spec)[-1].argmax()))
+        token_ids.append(int(reference_logits(token_ids, spec, weights=weights)[-1].argmax()))
     return token_ids[len(prompt) :]
