@@ -32,6 +32,8 @@ class Died:
     """What stands for the result of work whose process has ended without one."""
 
     reason: str
+    is_late: bool = False
+    """Whether it was ended because it took too much real time."""
 
 
 @dataclass
@@ -110,7 +112,7 @@ def _give_up(writing: int, limit_s: float, frame: FrameType | None) -> None:
     current = "".join(traceback.format_stack(frame))
     lines = [f"not over after {limit_s:g} s of real time", f"{world and world.current} runs:\n{current}"]
     lines += [] if world is None else [f"{thread}:\n{stack}" for thread, stack in kernel.stacks(world)]
-    _write(writing, Died("\n".join(lines)))
+    _write(writing, Died("\n".join(lines), is_late=True))
     os._exit(1)
 
 

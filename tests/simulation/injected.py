@@ -18,7 +18,6 @@ from simulation.putting_in import first_find, look_for_all, substitute
 install()
 
 import msgspec  # noqa: E402
-import numpy as np  # noqa: E402
 
 from raycore import sampling_params  # noqa: E402
 from raycore.client import ask, output_kinds, prompt_embeds, streamed_prompts, streams  # noqa: E402
@@ -38,7 +37,7 @@ from raycore.parts.transfers.connectors.peers.hints import RemoteBlocks  # noqa:
 from raycore.parts.transfers.connectors.peers.tickets import Tickets  # noqa: E402
 from raycore.scheduler import request as scheduler_request  # noqa: E402
 from raycore.scheduler.request import RepetitionDetector, RequestLimits  # noqa: E402
-from raycore.scheduler.step_builder import InFlight  # noqa: E402
+from raycore.scheduler.step_builder import InFlight, NewTokens  # noqa: E402
 from simulation.cluster import kinds  # noqa: E402
 from simulation.cluster.deployments import PLAIN  # noqa: E402
 from simulation.cluster.making import scenario_of  # noqa: E402
@@ -124,12 +123,14 @@ def _requests_that_go_on_get_no_masks() -> None:
     _replace(GrammarMasks, "started", make)
 
 
-def _the_token_after_an_accepted_draft_is_lost() -> None:
+def _the_token_after_an_accepted_draft_is_the_draft() -> None:
     def make(original: Any) -> Any:
         def new_tokens(self: InFlight, result: Any, table: Any) -> Any:
             new = original(self, result, table)
-            rows = new.rows
-            return new.where(np.insert(rows[1:] != rows[:-1], 0, True)) if len(rows) > 1 else new
+            is_same_request = new.rows[1:] == new.rows[:-1]
+            token_ids = new.token_ids.copy()
+            token_ids[1:][is_same_request] = new.token_ids[:-1][is_same_request]
+            return NewTokens(new.rows, new.slots, new.positions, token_ids)
 
         return new_tokens
 
@@ -299,7 +300,7 @@ FAULTS: dict[str, list[Callable[[], None]]] = {
                    _embeddings_of_the_same_shape_are_taken_for_the_same],
     "constraint": [_moved_requests_lose(structured_outputs=None), _what_cannot_be_compiled_is_accepted],
     "mask": [_masks_are_those_of_the_step_before, _requests_that_go_on_get_no_masks],
-    "drafts": [_the_token_after_an_accepted_draft_is_lost],
+    "drafts": [_the_token_after_an_accepted_draft_is_the_draft],
     "pooled": [_new_requests_lose(pooling=None), _results_are_swapped],
     "logprobs": [_new_requests_lose(logprobs=None), _logprobs_come_twice_in_full_batches],
     "prompt logprobs": [_prompt_logprobs_are_a_position_late],

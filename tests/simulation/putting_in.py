@@ -23,10 +23,16 @@ def substitute(owner: Any, name: str, value: Any) -> None:
 
 
 def first_find(play: Callable[[Scenario], Outcome], scenarios: Iterable[Scenario]) -> str | None:
-    """What the first of some scenarios says in which anything is wrong. None: nothing is."""
+    """What the first of some scenarios says in which anything is wrong. None: nothing is.
+
+    Raises:
+        TimeoutError: it only takes too long, and so does each run of this test.
+    """
     works = ((each.seed, partial(play, each)) for each in scenarios)
     for count, (seed, outcome) in enumerate(run_all_apart(works, 1, _SEED_S), 1):
         problems = [outcome.reason] if isinstance(outcome, Died) else outcome.problems
+        if isinstance(outcome, Died) and outcome.is_late:
+            raise TimeoutError(f"only the time shows the fault: seed {seed} is {outcome.reason}")
         if problems:
             return f"found by seed {seed}, the {count}th: {problems[0].strip().splitlines()[-1][:200]}"
     return None

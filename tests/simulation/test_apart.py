@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from typing import Any
 
 import pytest
 
 from simulation.apart import Died, run_all_apart, run_apart
+from simulation.putting_in import first_find
+from simulation.scenario import Scenario
 from simulation.world import threads
 from simulation.world.kernel import World
 
@@ -45,6 +48,15 @@ def test_a_wait_outside_of_the_world_is_ended_with_the_stacks_of_all_threads():
     assert "outside.acquire()" in result.reason
     assert "driver/forgotten waits for an event" in result.reason
     assert "threads.Event().wait()" in result.reason
+
+
+def test_a_fault_that_only_the_time_shows_is_not_found():
+    def waits(_: Scenario) -> Any:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)  # its time is over soon
+        threading.Event().wait(60.0)
+
+    with pytest.raises(TimeoutError, match="seed 3 is not over after 120 s"):
+        first_find(waits, [Scenario(seed=3)])
 
 
 def test_processes_are_ended_when_nobody_wants_their_results():
