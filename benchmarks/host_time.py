@@ -1,4 +1,4 @@
-"""The host's work for a step of decodes on a GPU: its time, and the kernels that it launches. Needs no GPU.
+"""The host's work for a step on a GPU: its time, and the kernels that it launches. Needs no GPU.
 
     python benchmarks/host_time.py
 
@@ -7,13 +7,15 @@ replaced by a function that does nothing, and everything else is what runs with 
 go to other memory of this machine. A second table has a device that takes 5 ms for each step, and how much longer steps
 take, with and without asynchronous scheduling, and with drafts from n-grams, all of which are right. The launches are
 those of a layer of a dense model with norms of queries and keys, and those of a greedy step outside the layers, counted
-while Triton interprets the kernels.
+while Triton interprets the kernels. The last tables are those of `prompt_host_time.py`: the time of launching a
+prompt's step, operation by operation.
 """
 
 from __future__ import annotations
 
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -320,6 +322,10 @@ def main(write: Callable[[str], object] = print) -> int:
     kinds = (f"{kind}, µs" for kind in ("one at a time", "asynchronous", "with drafts", "with drafts, asynchronous"))
     write("\n" + table([["running", *kinds], *unhidden]))
     write(f"\n{len(of_layer)} kernels in a layer: {', '.join(of_layer)}\n{num_others} kernels in a step outside layers")
+    # in a process of its own, in which Triton compiles kernels
+    program, environment = Path(__file__).with_name("prompt_host_time.py"), {**os.environ, "TRITON_INTERPRET": "0"}
+    prompts = subprocess.run([sys.executable, program], env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    write("\n" + prompts.stdout)
     return 0
 
 

@@ -107,6 +107,7 @@ NOT_CACHES = {
 
 SEEN_BY_NOBODY = {
     "parts.transfers.connectors.offload.files.BlockFiles.write",
+    "kernels.gpu.bound_kernel.BoundKernel._compiled",
     "kvcache.cache_log.CacheLog._held",
     "kvcache.prefix_cache.PrefixCache._block_of",
     "parts.images.vision.images.Images._kept",
@@ -148,6 +149,7 @@ SHOWN_BY = {
     "client.held_prefixes": "kvcache/test_cache_log.py::test_clients_ask_for_what_the_present_weights_have_computed",
     "kvcache.cache_log": "kvcache/test_cache_log.py::test_clients_ask_for_what_the_present_weights_have_computed",
     "checkpoint.gguf.header": "parts/transfers/connectors/test_identity.py::test_each_file_of_a_model_counts",
+    "kernels.gpu.bound_kernel": "kernels/gpu/test_bound_kernel.py::test_launches_are_those_of_triton",
     "parts.weights.transfer.ways": "parts/weights/transfer/test_ways.py::"
     "test_workers_see_another_segment_with_the_name_of_one_before",
     "runner.recorded_layers": "runner/test_recorded_layers.py::test_recordings_compute_with_weights_that_have_changed",
@@ -161,6 +163,8 @@ PROCESS = {
     "options.declared",
     "data.engine",
     "fallback.interface",
+    "kernels.gpu.attention",
+    "kernels.gpu.rows",
     "kernels.library",
     "layers.gate",
     "layers.linear",

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raycore.kernels.gpu import attention_kernels as kernels
+from raycore.kernels.gpu.bound_kernel import BoundKernel
 
 _MAX_GROUP = 16
 _MAX_HEAD_DIM = 256
@@ -180,6 +181,8 @@ class PagedAttention:
             "PADDED_H": max(triton.next_power_of_2(head_dim), _MIN_DOT_SIZE),
             "BLOCK_SIZE": block_size,
         }
+        self._bound: dict[tuple[object, ...], BoundKernel] = {}
+        """Kernels with their constants, by what these depend on."""
         self._max_rows = max_rows
         most_splits = max((rows * self.num_splits(rows) for rows in range(1, max_rows + 1)), default=0) * num_heads
         self._split_sums = torch.empty(most_splits * head_dim, device=device)
@@ -202,15 +205,25 @@ class PagedAttention:
 
     def write_cache(self, layer: LayerCache, qkv_TO: Tensor, locations: TokenLocations) -> None:
         """Normalize, if the model does, and rotate queries and keys in place, and store keys and values."""
-        if not len(qkv_TO):
+        num_rows = len(qkv_TO)
+        if not num_rows:
             return
-        kernels.write_cache[(len(qkv_TO) * self._num_kv_heads,)](
-            slots=locations.slots_T,
-            positions=locations.positions_T,
-            GROUP_ROWS=triton.next_power_of_2(self._group),
-            num_warps=_WRITER_WARPS,
-            **self._rotation(layer, locations),
-            **self._rows(layer, qkv_TO, locations.block_tables_SM),
+        key = "write_cache", *_traits(layer), locations.turns_TH is None
+        kernel = self._bound.get(key)
+        if kernel is None:
+            kernel = self._bound[key] = BoundKernel(
+                kernels.write_cache,
+                GROUP_ROWS=triton.next_power_of_2(self._group),
+                num_warps=_WRITER_WARPS,
+                **self._rotation_constants(layer, locations),
+                **self._cache_constants(layer),
+            )
+        kernel(
+            (num_rows * self._num_kv_heads, 1, 1),
+            *_rows(layer, qkv_TO, locations.block_tables_SM),
+            locations.slots_T,
+            locations.positions_T,
+            *self._rotation(layer, locations),
         )
 
     def attend_tokens(
@@ -233,20 +246,30 @@ class PagedAttention:
         assert num_rows <= self._max_rows, f"{num_rows} rows, the workspace is for {self._max_rows}"
         if not num_rows:
             return
-        kernels.attend_tokens[(self._num_kv_heads, self.num_splits(num_rows), num_rows)](
-            slots=locations.slots_T,
-            positions=locations.positions_T,
-            split_sums=self._split_sums,
-            split_tops=self._split_tops,
-            split_totals=self._split_totals,
-            splits_done=self._splits_done,
-            IS_FUSED=is_fused,
-            ROWS=max(triton.next_power_of_2(self._group), _MIN_DOT_SIZE),
-            num_warps=_TOKEN_WARPS,
-            num_stages=_STAGES,
-            **self._rotation(layer, locations),
-            **self._rows(layer, qkv_BO, locations.block_tables_SM),
-            **self._scores(layer, out_BX, logs_BN),
+        key = "attend_tokens", *_traits(layer), locations.turns_TH is None, is_fused, logs_BN is None
+        kernel = self._bound.get(key)
+        if kernel is None:
+            kernel = self._bound[key] = BoundKernel(
+                kernels.attend_tokens,
+                IS_FUSED=is_fused,
+                ROWS=max(triton.next_power_of_2(self._group), _MIN_DOT_SIZE),
+                num_warps=_TOKEN_WARPS,
+                num_stages=_STAGES,
+                **self._rotation_constants(layer, locations),
+                **self._cache_constants(layer),
+                **self._score_constants(layer, logs_BN),
+            )
+        kernel(
+            (self._num_kv_heads, self.num_splits(num_rows), num_rows),
+            *_rows(layer, qkv_BO, locations.block_tables_SM),
+            locations.slots_T,
+            locations.positions_T,
+            *self._rotation(layer, locations),
+            self._split_sums,
+            self._split_tops,
+            self._split_totals,
+            self._splits_done,
+            *self._scores(layer, out_BX, logs_BN),
         )
 
     def attend_chunks(
@@ -268,56 +291,64 @@ class PagedAttention:
             ends_T: int32: how many of its sequence's first tokens each row sees. None: all up to itself.
             logs_TN: as in `attend_tokens`.
         """
-        if not len(tiles_I4):
+        num_tiles = len(tiles_I4)
+        if not num_tiles:
             return
-        kernels.attend_chunks[(self._num_kv_heads, len(tiles_I4))](
-            tiles=tiles_I4,
-            ends=ends_T,
-            HAS_ENDS=ends_T is not None,
-            ROWS=self._tiles.chunk_queries,
-            num_warps=self._tiles.chunk_warps,
-            num_stages=_STAGES,
-            **self._rows(layer, qkv_TO, block_tables_SM),
-            **self._scores(layer, out_TX, logs_TN),
+        key = "attend_chunks", *_traits(layer), ends_T is None, logs_TN is None
+        kernel = self._bound.get(key)
+        if kernel is None:
+            kernel = self._bound[key] = BoundKernel(
+                kernels.attend_chunks,
+                HAS_ENDS=ends_T is not None,
+                ROWS=self._tiles.chunk_queries,
+                num_warps=self._tiles.chunk_warps,
+                num_stages=_STAGES,
+                **self._cache_constants(layer),
+                **self._score_constants(layer, logs_TN),
+            )
+        kernel(
+            (self._num_kv_heads, num_tiles, 1),
+            *_rows(layer, qkv_TO, block_tables_SM),
+            tiles_I4,
+            ends_T,
+            *self._scores(layer, out_TX, logs_TN),
         )
 
-    def _rows(self, layer: LayerCache, qkv_TO: Tensor, block_tables_SM: Tensor) -> dict[str, Any]:
-        return {
-            "qkv": qkv_TO,
-            "qkv_stride": qkv_TO.stride(0),
-            "blocks": layer.blocks,
-            "tables": block_tables_SM,
-            "table_stride": block_tables_SM.stride(0),
-            "OWNERS": layer.num_owners,
-            "OWNER": layer.owner,
-            **self._sizes,
-        }
+    def _cache_constants(self, layer: LayerCache) -> dict[str, Any]:
+        return {"OWNERS": layer.num_owners, "OWNER": layer.owner, **self._sizes}
 
-    def _rotation(self, layer: LayerCache, locations: TokenLocations) -> dict[str, Any]:
-        turns_TH = locations.turns_TH
+    def _rotation_constants(self, layer: LayerCache, locations: TokenLocations) -> dict[str, Any]:
         return {
-            "norm": layer.norm_NH,
-            "turns": layer.turns_PH if turns_TH is None else turns_TH,
-            "TURNS_ARE_OF_ROWS": turns_TH is not None,
-            "norm_eps": self._norm_eps,
             "HAS_NORM": layer.norm_NH is not None,
             "NORM_OFFSET": self._norm_offset,
+            "TURNS_ARE_OF_ROWS": locations.turns_TH is not None,
         }
 
-    def _scores(self, layer: LayerCache, out_TX: Tensor, logs_TN: Tensor | None) -> dict[str, Any]:
+    def _rotation(self, layer: LayerCache, locations: TokenLocations) -> tuple[Any, ...]:
+        turns_TH = locations.turns_TH
+        return layer.norm_NH, layer.turns_PH if turns_TH is None else turns_TH, self._norm_eps
+
+    def _score_constants(self, layer: LayerCache, logs_TN: Tensor | None) -> dict[str, Any]:
         return {
-            "out": out_TX,
-            "out_stride": out_TX.stride(0),
-            "logs": self._split_tops if logs_TN is None else logs_TN,
-            "IS_PART": logs_TN is not None,
-            "sinks": layer.sinks_N,
-            "scale": self._exponent_scale,
-            "cap_scale": self._cap_scale,
             "WINDOW": layer.window or 0,
             "HAS_SINKS": layer.sinks_N is not None,
             "IS_CAPPED": self._cap_scale is not None,
+            "IS_PART": logs_TN is not None,
             "TILE": self._tiles.keys,
         }
+
+    def _scores(self, layer: LayerCache, out_TX: Tensor, logs_TN: Tensor | None) -> tuple[Any, ...]:
+        logs = self._split_tops if logs_TN is None else logs_TN
+        return out_TX, out_TX.stride(0), logs, layer.sinks_N, self._exponent_scale, self._cap_scale
+
+
+def _rows(layer: LayerCache, qkv_TO: Tensor, block_tables_SM: Tensor) -> tuple[Any, ...]:
+    return qkv_TO, qkv_TO.stride(0), layer.blocks, block_tables_SM, block_tables_SM.stride(0)
+
+
+def _traits(layer: LayerCache) -> tuple[object, ...]:
+    """Return what of a layer is constant in kernels."""
+    return layer.window, layer.norm_NH is None, layer.sinks_N is None, layer.num_owners, layer.owner
 
 
 def multiprocessors_of(device: torch.device) -> int:

@@ -13,6 +13,8 @@ from __future__ import annotations
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportUnknownParameterType=false, reportMissingParameterType=false
 # pyright: reportUntypedFunctionDecorator=false, reportArgumentType=false, reportCallIssue=false
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from raycore.kernels.gates import gate_arguments
 from raycore.kernels.gpu import gates
+from raycore.kernels.gpu.bound_kernel import BoundKernel
 from raycore.models.spec import Gate
 
 _COLUMNS = 1024
@@ -37,8 +40,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float, offset: float = 0.0) -> Te
         assert x.dim() <= 3, "rows have at most two indexes"
         num_heads = x.shape[1] if x.dim() == 3 else 1
         strides = _stride(x, 0), _stride(x, 1) if x.dim() == 3 else dim
-        grid = (out.numel() // dim,)
-        _rms_norm[grid](x, weight_D, out, *strides, eps, num_heads, dim, OFFSET=offset, **_row_options(dim))
+        _norm_kernel(num_heads, dim, offset)((out.numel() // dim, 1, 1), x, weight_D, out, *strides, eps)
     return out
 
 
@@ -50,8 +52,8 @@ def gate_and_mul(gate: Gate, gate_up_TF: Tensor) -> Tensor:
     num_rows, dim = gate_up_TF.shape[0], gate_up_TF.shape[1] // 2
     out_TF = torch.empty((num_rows, dim), dtype=gate_up_TF.dtype, device=gate_up_TF.device)
     if out_TF.numel():
-        grid = (num_rows, triton.cdiv(dim, _COLUMNS))
-        _gate_and_mul[grid](gate_up_TF, out_TF, _stride(gate_up_TF, 0), dim, _COLUMNS, *gate_arguments(gate))
+        grid = num_rows, -(-dim // _COLUMNS), 1
+        _gate_kernel(gate, dim)(grid, gate_up_TF, out_TF, _stride(gate_up_TF, 0))
     return out_TF
 
 
@@ -65,10 +67,18 @@ def _stride(x: Tensor, dim: int) -> int:
     return x.stride(dim) if x.dim() > 1 and x.shape[dim] > 1 else x.shape[-1]
 
 
-def _row_options(dim: int) -> dict[str, int]:
-    """Return how a program computes a whole row. This depends on the row's size alone, for the same sums."""
+@cache
+def _norm_kernel(num_heads: int, dim: int, offset: float) -> BoundKernel:
+    """A program computes a whole row. How it does depends on the row's size alone, for the same sums."""
     block = triton.next_power_of_2(dim)
-    return {"BLOCK": block, "num_warps": min(max(block // 512, 1), 16)}
+    num_warps = min(max(block // 512, 1), 16)
+    return BoundKernel(_rms_norm, num_heads=num_heads, D=dim, OFFSET=offset, BLOCK=block, num_warps=num_warps)
+
+
+@cache
+def _gate_kernel(gate: Gate, dim: int) -> BoundKernel:
+    name, alpha, limit = gate_arguments(gate)
+    return BoundKernel(_gate_and_mul, F=dim, BLOCK=_COLUMNS, GATE=name, ALPHA=alpha, LIMIT=limit)
 
 
 @triton.jit

@@ -1,0 +1,83 @@
+"""Launches of Triton kernels that take the host a few microseconds.
+
+Triton's own launch takes it ten times as long: it looks at all arguments and options to find what it has compiled for
+them. With small models, or few tokens, a GPU would wait for that. Most of it is the same in every launch of a kernel
+from the same place. So only what can change is looked at here, and Triton launches what it has found before.
+"""
+
+from __future__ import annotations
+
+# Triton is untyped:
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+from typing import Any
+
+from torch import Tensor
+from triton import knobs
+from triton.runtime import driver
+
+_ALIGNMENT = 16
+"""Triton compiles code of its own for integers that are multiples of it, and tensors that begin at such addresses."""
+_INT32_ENDS = 1 << 31
+
+
+class BoundKernel:
+    """A Triton kernel with its constants. A launch does what `function[grid](*arguments, **constants)` does.
+
+    Constants are the parameters that are declared so, which come after all others, and options such as `num_warps`. An
+    argument is a tensor in all launches, or an integer, or a float, or None.
+    """
+
+    def __init__(self, function: Any, **constants: Any) -> None:
+        """`function`: what `triton.jit` has made."""
+        self._function = function
+        self._constants = constants
+        self._last_arguments = [constants[name] for name in function.arg_names if name in constants]
+        """The constants that are parameters, in their order."""
+        self._tensors: list[int] = []
+        """Which arguments are tensors. Like the next list, it is filled by the first launch."""
+        self._integers: list[int] = []
+        self._compiled: dict[tuple[object, ...], tuple[Any, Any, Any]] = {}
+        """What launches a kernel, its handle, and its metadata, by `_key`."""
+
+    def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
+        """Launch `grid` programs on the current stream. `arguments`: the parameters that aren't constants, in order."""
+        if not self._compiled:
+            self._launch_by_triton(grid, arguments)
+            return
+        active = driver.active
+        device = active.get_current_device()
+        compiled = self._compiled.get(self._key(device, arguments))
+        if compiled is None or knobs.runtime.launch_enter_hook.calls:
+            self._launch_by_triton(grid, arguments)
+            return
+        run, handle, metadata = compiled
+        stream = active.get_current_stream(device)
+        run(*grid, stream, handle, metadata, None, None, None, *arguments, *self._last_arguments)
+
+    def _key(self, device: int, arguments: tuple[Any, ...]) -> tuple[object, ...]:
+        """Return all that Triton compiles other code for."""
+        tensors = [arguments[index] for index in self._tensors]
+        return (
+            device,
+            *[tensor.dtype for tensor in tensors],
+            *[tensor.data_ptr() % _ALIGNMENT == 0 for tensor in tensors],
+            *[_kind(arguments[index]) for index in self._integers],
+        )
+
+    def _launch_by_triton(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        kernel = self._function[grid](*arguments, **self._constants)
+        if kernel is None:  # it was interpreted
+            return
+        self._tensors = [index for index, argument in enumerate(arguments) if isinstance(argument, Tensor)]
+        self._integers = [index for index, argument in enumerate(arguments) if isinstance(argument, int)]
+        key = self._key(driver.active.get_current_device(), arguments)
+        self._compiled[key] = kernel.run, kernel.function, kernel.packed_metadata
+
+
+def _kind(number: int) -> int:
+    """Return a number that is the same for all integers for which Triton compiles the same code."""
+    if number == 1:
+        return 1
+    kind = 2 if number % _ALIGNMENT == 0 else 3
+    return kind if -_INT32_ENDS <= number < _INT32_ENDS else -kind
