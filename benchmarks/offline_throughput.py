@@ -100,7 +100,8 @@ OURS = (
     COMMON
     + """
 from raycore import LLM, SamplingParams
-measure(LLM, SamplingParams, num_threads=run["num_threads"]).shutdown()
+options = {"num_threads": run["num_threads"], "cpu_activation_dtype": run["cpu_activation_dtype"]}
+measure(LLM, SamplingParams, **options).shutdown()
 """
 )
 
@@ -159,6 +160,7 @@ class Engine:
             "repeats": args.repeats,
             "shapes": args.shapes,
             "num_threads": self.num_threads,
+            "cpu_activation_dtype": args.cpu_activation_dtype,
         }
         return run_child(self.python, self.script, [json.dumps(run)], self.environment, args.timeout_s)
 
@@ -224,6 +226,7 @@ def main() -> None:
     parser.add_argument("--neighbour", action="store_true", help="also measure beside a process that computes")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--peer-dtype", default=None, help="default: as --dtype")
+    parser.add_argument("--cpu-activation-dtype", default="auto", help="raycore's option")
     parser.add_argument("--runs", type=int, default=2, help="processes per engine")
     parser.add_argument("--repeats", type=int, default=3, help="timings per shape in one process")
     parser.add_argument("--timeout-s", type=float, default=1800.0, help="for one process")

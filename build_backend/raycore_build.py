@@ -25,7 +25,6 @@ import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
-from itertools import takewhile
 from pathlib import Path
 
 ZIG = "ziglang>=0.17,<0.18"
@@ -44,25 +43,36 @@ FLAGS = [
     "-fno-exceptions", "-fno-rtti", "-fasynchronous-unwind-tables",
 ]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX_VNNI = [*AVX2, "-mavxvnni"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"]
 AVX512_VNNI = [*AVX512, "-mavx512vnni"]
 AVX512_BF16 = [*AVX512_VNNI, "-mavx512bf16"]
 AMX = [*AVX512_BF16, "-mamx-tile", "-mamx-bf16"]
 # fmt: on
-X86_FLAGS = {"avx2": AVX2, "avx512": AVX512, "avx512_vnni": AVX512_VNNI, "avx512_bf16": AVX512_BF16, "amx": AMX}
-"""The flags for each instruction set. A processor that has one has those before it. The name of a source file begins
-with the set that it needs; others get what every x86-64 processor has."""
-PROCESSOR_FLAGS = {
-    "avx2": {"avx2", "fma", "f16c"},
-    "avx512": {"avx512f", "avx512bw", "avx512vl", "avx512dq"},
-    "avx512_vnni": {"avx512_vnni"},
-    "avx512_bf16": {"avx512_bf16"},
-    "amx": {"amx_tile", "amx_bf16"},
+X86_FLAGS = {
+    "avx2": AVX2,
+    "avx_vnni": AVX_VNNI,
+    "avx512": AVX512,
+    "avx512_vnni": AVX512_VNNI,
+    "avx512_bf16": AVX512_BF16,
+    "amx": AMX,
 }
-"""What Linux calls that which a processor with the set has, besides that of the sets before it."""
-LONGEST = ["avx512_vnni", "avx512", "avx2", "avx512_bf16", "avx512_integers", "avx512_panels", "amx"]
+"""The flags for each instruction set. The name of a source file begins with the set that it needs; others get what
+every x86-64 processor has."""
+_OF_AVX2 = frozenset(["avx2", "fma", "f16c"])
+_OF_AVX512 = _OF_AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+PROCESSOR_FLAGS = {
+    "avx2": _OF_AVX2,
+    "avx_vnni": _OF_AVX2 | {"avx_vnni"},
+    "avx512": _OF_AVX512,
+    "avx512_vnni": _OF_AVX512 | {"avx512_vnni"},
+    "avx512_bf16": _OF_AVX512 | {"avx512_vnni", "avx512_bf16"},
+    "amx": _OF_AVX512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16"},
+}
+"""What Linux calls that which a processor with the set has."""
+LONGEST = ["avx512_vnni", "avx512", "avx2", "avx512_bf16", "avx512_integers", "avx512_panels", "avx_vnni", "amx"]
 """Source files in the order in which they are compiled: those first that take the longest."""
-REPLACED = {"avx2": "avx512", "avx512_integers": "avx512_vnni"}
+REPLACED = {"avx2": "avx512", "avx2_integers": "avx_vnni", "avx_vnni": "avx512", "avx512_integers": "avx512_vnni"}
 """Source files, by the beginning of their names, that a processor doesn't use if it has another instruction set."""
 
 PROBE = """
@@ -120,7 +130,7 @@ def target_flags(source: str) -> list[str]:
 
 def processor_sets(flags: set[str]) -> list[str]:
     """The instruction sets of a processor with these flags of Linux's."""
-    return list(takewhile(lambda name: flags >= PROCESSOR_FLAGS[name], X86_FLAGS))
+    return [name for name in X86_FLAGS if flags >= PROCESSOR_FLAGS[name]]
 
 
 def wanted_sets(choice: str) -> list[str]:
@@ -130,7 +140,7 @@ def wanted_sets(choice: str) -> list[str]:
     """
     names = list(X86_FLAGS)
     if choice in names:
-        return names[: names.index(choice) + 1]
+        return processor_sets(set(PROCESSOR_FLAGS[choice]))
     try:
         lines = CPUINFO.read_text().splitlines() if choice == "auto" else []
     except OSError:  # not on Linux

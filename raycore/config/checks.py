@@ -263,6 +263,28 @@ def check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> N
         raise InvalidConfig(f"quantization={wanted!r}, but {path} ({spec.architecture}) {why}: omit it")
 
 
+def check_activation_dtype(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> None:
+    """What only workers know is checked by `choose_formats`."""
+    wanted, device, backend = (chosen.get(name) for name in ("cpu_activation_dtype", "device", "attention_backend"))
+    if wanted in (None, "auto"):
+        return
+    asked = f"cpu_activation_dtype={wanted!r}"
+    if device == "cuda":
+        raise InvalidConfig(f"{asked} needs a CPU, and device={device!r}: omit it")
+    if backend not in (None, "auto", "native"):
+        raise InvalidConfig(
+            f"{asked} needs attention_backend='native', and attention_backend={backend!r}: omit one of them"
+        )
+    if spec.quantization is None or not spec.quantization.stores_integers:
+        already = ", and quantization='int8' rounds inputs to 8 bits without it"
+        why = already if chosen.get("quantization") == "int8" else ""
+        raise InvalidConfig(f"{asked}, but {path} has no weights in integers{why}: omit it")
+    if spec.quantization.row_bits == {8}:
+        raise InvalidConfig(
+            f"{asked}, but {path} says that inputs are rounded to 8 bits, each token's with one scale: omit it"
+        )
+
+
 def check_cache_dtype(chosen: dict[str, Any]) -> None:
     """What only workers know is checked by `choose_cache_dtype`."""
     wanted, device, backend = (chosen.get(name) for name in ("kv_cache_dtype", "device", "attention_backend"))

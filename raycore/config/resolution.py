@@ -13,6 +13,7 @@ from raycore.checkpoint.hub_cache import find_directory
 from raycore.checkpoint.model_spec import load_model_spec, read_config
 from raycore.config.cache import CacheConfig
 from raycore.config.checks import (
+    check_activation_dtype,
     check_cache_dtype,
     check_context_parallel,
     check_encoder,
@@ -140,6 +141,7 @@ def resolve(
     spec.check_tensor_parallel(parallel.tensor_parallel_size, parallel.enable_expert_parallel)
     parallel.stages(spec)  # raises if layers can't be divided like this
     check_quantization(chosen, path, spec)
+    check_activation_dtype(chosen, path, spec)
     check_cache_dtype(chosen)
     check_context_parallel(chosen, parallel, spec)
     check_ec_transfer(chosen, parallel, spec)

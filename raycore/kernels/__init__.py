@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 VARIABLE = "RAYCORE_CPU_KERNELS"
-"""This environment variable chooses the kernels' instruction set: `avx2`, `avx512`, `avx512_vnni`, `avx512_bf16`, `amx`
-or `neon`; or `none`, for plain torch. By default, the fastest that the processor has. When raycore is installed, it
-chooses what is compiled: `all` compiles all of them, as packages have them for other machines."""
+"""This environment variable chooses the kernels' instruction set: `avx2`, `avx_vnni`, `avx512`, `avx512_vnni`,
+`avx512_bf16`, `amx` or `neon`; or `none`, for plain torch. By default, the fastest that the processor has. When raycore
+is installed, it chooses what is compiled: `all` compiles all of them, as packages have them for other machines."""
 
 FOLDER = Path(__file__).parent
 RECORD = "_cpu.json"

@@ -1,9 +1,9 @@
 """Linear layers that native kernels compute with weights in integers of 4 or 8 bits.
 
-Each row of the input is rounded to integers of 8 or 16 bits, with a scale of its own. Products of integers are exact.
-So a row's result doesn't depend on other rows, and has the same bits with every instruction set. Shape suffixes: O
-outputs, P outputs rounded up to whole panels, I inputs, W words of an output's integers, G groups of inputs, n panels,
-p outputs of a panel.
+Each row of the input is rounded to integers of 8 or 16 bits, with a scale of its own, or with one for each group of
+inputs. Products of integers are exact. So a row's result doesn't depend on other rows, and has the same bits with every
+instruction set. Shape suffixes: O outputs, P outputs rounded up to whole panels, I inputs, W words of an output's
+integers, G groups of inputs, n panels, p outputs of a panel.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class _Packed:
             zeros_nGp = zeros_nGp.new_empty(0)
         bias_O = torch.empty(0) if bias_O is None else bias_O
         self._tensors = packed_PW, _in_panels(weight.scales_OG), zeros_nGp, bias_O
-        self._numbers = weight.bits, weight.row_bits, weight.group_size, weight.code == "e2m1"
+        row_format = weight.row_bits, weight.row_group_size or 0
+        self._numbers = weight.bits, *row_format, weight.group_size, weight.code == "e2m1"
         self._code: Code = weight.code
         self._middle = weight.middle
 
@@ -44,7 +45,7 @@ class _Packed:
     def weight(self) -> IntegerWeight:
         """Return a copy of the weight."""
         packed_PW, scales_nGp, zeros_nGp, _ = self._tensors
-        bits, row_bits, group_size, _ = self._numbers
+        bits, row_bits, row_group_size, group_size, _ = self._numbers
         words_OW = unpack_panels(packed_PW)[: self.num_outputs]
         scales_OG = _in_rows(scales_nGp)[: self.num_outputs]
         if zeros_nGp.numel():
@@ -52,7 +53,8 @@ class _Packed:
         else:
             zeros_OG = torch.full_like(scales_OG, self._middle, dtype=torch.uint8)
         words_OW = _gather(words_OW) if bits == 4 else words_OW
-        return IntegerWeight(words_OW, bits, group_size, scales_OG, zeros_OG, row_bits, self._code)
+        stored = words_OW, bits, group_size, scales_OG, zeros_OG
+        return IntegerWeight(*stored, row_bits, self._code, row_group_size or None)
 
     def bias(self) -> Tensor | None:
         """Return the bias."""
@@ -61,7 +63,7 @@ class _Packed:
     def numbers(self, outputs_T: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the numbers of some outputs, [T, I]. They are computed in float32 and rounded once."""
         packed_PW, scales_nGp, zeros_nGp, _ = self._tensors
-        bits, _, group_size, _ = self._numbers
+        bits, _, _, group_size, _ = self._numbers
         num_outputs, num_words = len(outputs_T), packed_PW.shape[1]
         at = outputs_T // PANEL_OUTPUTS, slice(None), outputs_T % PANEL_OUTPUTS
         codes_TWi = packed_PW.view(-1, num_words, PANEL_OUTPUTS)[at].view(torch.uint8).view(num_outputs, num_words, 4)

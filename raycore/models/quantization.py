@@ -138,8 +138,13 @@ class Quantization(msgspec.Struct, frozen=True):
     @property
     def stores_integers(self) -> bool:
         """Whether there are weights in integers of 4 or 8 bits."""
+        return bool(self.row_bits)
+
+    @property
+    def row_bits(self) -> set[RowBits]:
+        """The bits that `WeightScheme.row_bits` says of weights in integers."""
         schemes = [self.experts, *(scheme for _, scheme in self.targets)]
-        return any(scheme is not None and scheme.layout != "float8" for scheme in schemes)
+        return {scheme.row_bits for scheme in schemes if scheme is not None and scheme.layout != "float8"}
 
 
 def stored_scheme(

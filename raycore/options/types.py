@@ -236,6 +236,11 @@ class EngineOptions(VllmOptions, total=False):
     experts models. Embeddings and the head keep the data type. Quantized checkpoints need no option: weights are kept
     as they are where the device computes with them (fp8 on GPUs, integers on CPUs), and converted to the data type
     elsewhere. The other values only say how the checkpoint is quantized, which is checked."""
+    cpu_activation_dtype: Literal["auto", "int8"]
+    """What the inputs of layers are rounded to whose weights are stored in integers (GGUF's quantized types,
+    compressed-tensors, GPTQ, AWQ and MXFP4), on CPUs with the native kernels. auto: integers of 16 bits, or of 8 if the
+    checkpoint was made for that. int8: integers of 8 bits, with a scale for each 32 inputs of a token, which takes
+    about half the time with many tokens, for small errors in the logits. Default: auto."""
     batch_invariant: bool
     """Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of
     preemption. Slower. Default: False."""

@@ -20,6 +20,9 @@ from raycore.weights.packed_weight import E2M1_INTEGERS, NUMBERS_AT_A_TIME, WORD
 BLOCK_INPUTS = 256
 """Kernels add up the products of so many inputs exactly. Groups must divide this, or be a multiple of it."""
 _LEAST_GROUP = 16
+ROW_GROUP = 32
+"""Inputs of a row that share a scale if it is rounded to 8 bits on request, as in llama.cpp and OpenVINO. Fewer if the
+weight's groups are smaller."""
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
 """Rows of zeros get this scale. Smaller ones would not be normal numbers."""
 _ZERO_DTYPES: dict[Code, torch.dtype] = {"integer": torch.uint8, "affine": torch.float32, "e2m1": torch.uint8}
@@ -45,9 +48,11 @@ class IntegerWeight:
     """uint8: the integers that stand for zero. With the code `affine`, float32: the numbers that the integer 0 stands
     for."""
     row_bits: RowBits
-    """The layer's input is rounded to integers of so many bits, each row with a scale of its own."""
+    """The layer's input is rounded to integers of so many bits."""
     code: Code = "integer"
     """With `e2m1`, all zeros are `middle`."""
+    row_group_size: int | None = None
+    """Number of neighboring inputs of a row that share a scale when they are rounded. None: all of them do."""
 
     @classmethod
     def empty(
@@ -59,6 +64,7 @@ class IntegerWeight:
         row_bits: RowBits,
         device: torch.device,
         code: Code = "integer",
+        row_group_size: int | None = None,
     ) -> IntegerWeight:
         """Allocate a weight of this size."""
         num_groups = -(-num_columns // group_size)
@@ -70,7 +76,24 @@ class IntegerWeight:
             torch.empty(num_rows, num_groups, dtype=_ZERO_DTYPES[code], device=device),
             row_bits,
             code,
+            row_group_size,
         )
+
+    @classmethod
+    def stored(
+        cls, scheme: WeightScheme, group_size: int, size: tuple[int, int], device: torch.device, *, short_rows: bool
+    ) -> IntegerWeight:
+        """Allocate a weight for what is stored by `scheme`.
+
+        Args:
+            group_size: see `kept_group_size`.
+            size: number of rows and of columns.
+            short_rows: see `LinearFormats`.
+        """
+        if not short_rows or scheme.row_bits == 8:
+            return cls.empty(*size, scheme.bits, group_size, scheme.row_bits, device, scheme.code)
+        row_group_size = min(group_size, ROW_GROUP) if size[1] > ROW_GROUP else None
+        return cls.empty(*size, scheme.bits, group_size, 8, device, scheme.code, row_group_size)
 
     def __getitem__(self, rows: slice | int) -> IntegerWeight:
         """Return some of the rows, or one of several stacked weights. They share this weight's memory."""

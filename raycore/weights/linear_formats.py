@@ -21,6 +21,9 @@ class LinearFormats:
     others: Format | None = None
     """The format of all other weights, which are quantized while they are read. Integers have 8 bits, and so have those
     to which the layers' inputs are rounded."""
+    short_rows: bool = False
+    """Whether the inputs of layers with stored integers are rounded to 8 bits, each group of them with a scale of its
+    own."""
 
 
 CONVERTED = LinearFormats()

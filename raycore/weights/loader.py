@@ -379,8 +379,8 @@ class RankLayout:
         group_size = kept_group_size(scheme, num_columns, first_column)
         if group_size is None:
             return None
-        size = num_rows, num_columns, scheme.bits, group_size
-        return IntegerWeight.empty(*size, scheme.row_bits, self._share.device, scheme.code)
+        size, share = (num_rows, num_columns), self._share
+        return IntegerWeight.stored(scheme, group_size, size, share.device, short_rows=share.formats.short_rows)
 
     def _empty_parts(
         self, stored: list[tuple[WeightScheme | None, int]], num_columns: int, first_column: int

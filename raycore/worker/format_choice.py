@@ -1,4 +1,5 @@
-"""Chooses the formats of linear layers' weights, by the option `quantization`, the checkpoint, and the device."""
+"""Chooses the formats of linear layers' weights, by the options `quantization` and `cpu_activation_dtype`, the
+checkpoint, and the device."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def choose_formats(
         shares_experts: whether the rank shares experts by expert parallelism.
 
     Raises:
-        InvalidConfig: the option `quantization` can't be used here.
+        InvalidConfig: the option `quantization` or `cpu_activation_dtype` can't be used here.
     """
     wanted, stored = model.quantization, model.spec.quantization
     others: Format | None = None if wanted is None else "fp8" if wanted == "fp8" else "integers"
@@ -47,6 +48,9 @@ def choose_formats(
     reasons = {name: find_reason(name) for name in (*found, others) if name is not None}
     if others is not None and reasons[others] is not None:
         raise InvalidConfig(f"quantization={wanted!r}: {reasons[others]}. Omit the option")
+    short_rows = model.cpu_activation_dtype == "int8"
+    if short_rows and reasons.get("integers") is not None:
+        raise InvalidConfig(f"cpu_activation_dtype='int8': {reasons['integers']}. Omit the option")
     for name in found:
         if reasons[name] is not None:
             logger.warning(
@@ -54,7 +58,7 @@ def choose_formats(
                 name,
                 reasons[name],
             )
-    return LinearFormats(frozenset(name for name in found if reasons[name] is None), others)
+    return LinearFormats(frozenset(name for name in found if reasons[name] is None), others, short_rows)
 
 
 def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool, shares_experts: bool) -> str | None:

@@ -17,7 +17,7 @@ import torch
 from raycore.kernels import library
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-INSTRUCTION_SETS = ["avx2", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"]
+INSTRUCTION_SETS = ["avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "amx", "neon"]
 EPS = 1e-6
 NOTHING = torch.empty(0)
 SILU = 1, 0.0, 0.0
@@ -78,9 +78,9 @@ def integer_linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         offsets = numbers(8, *scales.shape)
         cases = [(no_zeros, False), (some_zeros, False), (offsets, False)] + [(no_zeros, True)] * (bits == 4)
         for zeros, is_e2m1 in cases:
-            for row_bits in (8, 16):
+            for rows in ((8, 0), (8, 32), (16, 0)):
                 x = numbers(7, 19, 512).to(dtype)
-                yield ops.integer_linear(x, packed, scales, zeros, bias, bits, row_bits, group_size, is_e2m1, 64)
+                yield ops.integer_linear(x, packed, scales, zeros, bias, bits, *rows, group_size, is_e2m1, 64)
 
 
 def lora(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:

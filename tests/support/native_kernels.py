@@ -107,20 +107,19 @@ class EmulatedOps:
     def gated_panel_linear(self, x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor, *gate) -> torch.Tensor:
         return self.panel_linear(x, packed, bias, len(packed), gate=gate)
 
-    def integer_linear(
-        self, x, packed, scales, zeros, bias, bits, row_bits, group, is_e2m1, num_outputs, residual=None, gate=NO_GATE
-    ) -> torch.Tensor:
+    def integer_linear(self, x, packed, scales, zeros, bias, *numbers, residual=None, gate=NO_GATE) -> torch.Tensor:
         """Also computes what `add_integer_linear` and `gated_integer_linear` compute."""
+        *numbers, num_outputs = numbers
         residual = x[:0] if residual is None else residual
-        (kind, *numbers), shape = gate, (len(x), num_outputs // 2 if gate[0] else num_outputs)
+        (kind, *of_gate), shape = gate, (len(x), num_outputs // 2 if gate[0] else num_outputs)
         has_offsets = zeros.numel() and zeros.dtype == torch.float32
-        sizes = [*x.shape, num_outputs, bits, row_bits, group, int(is_e2m1), kind, int(has_offsets)]
+        sizes = [*x.shape, num_outputs, *map(int, numbers), kind, int(has_offsets)]
         operands = x, packed, scales, zeros, bias, residual
-        return self._run("integer_linear", x.dtype, sizes, shape, x.dtype, numbers, *operands)
+        return self._run("integer_linear", x.dtype, sizes, shape, x.dtype, of_gate, *operands)
 
     def add_integer_linear(self, *arguments) -> None:
         *arguments, residual = arguments
-        residual.copy_(self.integer_linear(*arguments, residual.shape[1], residual))
+        residual.copy_(self.integer_linear(*arguments, residual.shape[1], residual=residual))
 
     def gated_integer_linear(self, *arguments) -> torch.Tensor:
         *arguments, kind, alpha, limit = arguments

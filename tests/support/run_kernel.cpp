@@ -54,8 +54,8 @@ int main(int argc, char** argv) {
     args.x = operand(1);
     args.packed = reinterpret_cast<const uint8_t*>(operand(2));
     args.scales = reinterpret_cast<const float*>(operand(3));
-    args.zeros = n[8] ? nullptr : reinterpret_cast<const uint8_t*>(operand(4));
-    args.offsets = n[8] ? reinterpret_cast<const float*>(operand(4)) : nullptr;
+    args.zeros = n[9] ? nullptr : reinterpret_cast<const uint8_t*>(operand(4));
+    args.offsets = n[9] ? reinterpret_cast<const float*>(operand(4)) : nullptr;
     args.bias = operand(5);
     args.residual = operand(6);
     args.num_rows = n[0];
@@ -63,12 +63,13 @@ int main(int argc, char** argv) {
     args.num_outputs = n[2];
     args.bits = n[3];
     args.row_bits = n[4];
-    args.group_size = n[5];
-    args.is_e2m1 = n[6] != 0;
-    args.gate = gate_of(n[7]);
-    out.resize(n[0] * n[2] / (n[7] ? 2 : 1) * size);
+    args.row_group_size = n[5] ? n[5] : n[1];
+    args.group_size = n[6];
+    args.is_e2m1 = n[7] != 0;
+    args.gate = gate_of(n[8]);
+    out.resize(n[0] * n[2] / (n[8] ? 2 : 1) * size);
     args.out = out.data();
-    std::vector<char> scratch(integer_scratch_bytes(n[0], n[1], n[5]));
+    std::vector<char> scratch(integer_scratch_bytes(args));
     args.scratch = scratch.data();
     kernels.integer_linear[dtype](args, threads);
   } else if (operation == "mask_logits") {

@@ -212,6 +212,8 @@ struct IntegerLinearArgs {
   int64_t group_size;    // all inputs, or a multiple of 16 that divides 256 or that 256 divides
   int64_t bits;          // of the weight's integers: 4 or 8
   int64_t row_bits;      // of the integers to which rows are rounded: 8 or 16
+  int64_t row_group_size;  // inputs of a row that share a scale: all; with 8 bits, also a multiple of 16 that divides
+                           // `group_size` and 256
   bool is_e2m1;
   Gate gate;
   bool is_ungated = false;  // always
@@ -219,16 +221,22 @@ struct IntegerLinearArgs {
 
 constexpr int64_t kMaxBlockInputs = 256;  // the sum of as many products of 8 and 16 bits fits in 32 bits
 
-// The scratch memory of a row in integers: 2 bytes for each input, then the sum of each block of inputs.
-static inline int64_t integer_row_bytes(int64_t num_inputs, int64_t group_size) {
-  const int64_t block = group_size < kMaxBlockInputs ? group_size : kMaxBlockInputs;
-  const int64_t size = (num_inputs + 15) / 16 * 32 + (num_inputs + block - 1) / block * int64_t(sizeof(int32_t));
+// Inputs whose products are added up exactly. They share a scale of the weight and one of a row.
+static inline int64_t integer_block_inputs(const IntegerLinearArgs& args) {
+  const int64_t least = args.group_size < args.row_group_size ? args.group_size : args.row_group_size;
+  return least < kMaxBlockInputs ? least : kMaxBlockInputs;
+}
+
+// The scratch memory of a row in integers: 2 bytes for each input, then two numbers for each block of inputs.
+static inline int64_t integer_row_bytes(const IntegerLinearArgs& args) {
+  const int64_t block = integer_block_inputs(args), num_blocks = (args.num_inputs + block - 1) / block;
+  const int64_t size = (args.num_inputs + 15) / 16 * 32 + num_blocks * (args.row_bits == 8 ? 8 : 4);
   return (size + 63) / 64 * 64;
 }
 
 // The scales of the rows, then the rows.
-static inline int64_t integer_scratch_bytes(int64_t num_rows, int64_t num_inputs, int64_t group_size) {
-  return (num_rows * int64_t(sizeof(float)) + 63) / 64 * 64 + num_rows * integer_row_bytes(num_inputs, group_size);
+static inline int64_t integer_scratch_bytes(const IntegerLinearArgs& args) {
+  return (args.num_rows * int64_t(sizeof(float)) + 63) / 64 * 64 + args.num_rows * integer_row_bytes(args);
 }
 
 // What a LoRA adapter adds to a linear layer, whose parts it changes one by one.
@@ -394,6 +402,7 @@ enum Part {
   kAvx2,
   kAvx2Panels,
   kAvx2Integers,
+  kAvxVnni,
   kAvx512,
   kAvx512Panels,
   kAvx512Integers,

@@ -796,7 +796,7 @@ void head_linear(const Tensor& x, const Tensor& packed, const Tensor& out) {
 // What the operations with integer weights have in common.
 struct IntegerLinear {
   Tensor x, packed, scales, zeros, bias;  // `zeros` in float32 are offsets
-  int64_t bits, row_bits, group_size;
+  int64_t bits, row_bits, row_group_size, group_size;
   bool is_e2m1;
 
   // `out`, [R, O], is `num_outputs` wide.
@@ -814,6 +814,10 @@ struct IntegerLinear {
                (group_size > 0 && group_size % 16 == 0 &&
                 (kMaxBlockInputs % group_size == 0 || group_size % kMaxBlockInputs == 0)),
            "groups of all inputs, or of a multiple of 16 that divides 256 or that 256 divides");
+    expect(!row_group_size || (row_bits == 8 && row_group_size > 0 && row_group_size % 16 == 0 &&
+                               kMaxBlockInputs % row_group_size == 0 &&
+                               (group_size == num_inputs || group_size % row_group_size == 0)),
+           "groups of rows in 8 bits: of a multiple of 16 that divides 256 and the groups of the weight; or 0");
     const int64_t num_groups = (num_inputs + group_size - 1) / group_size;
     const auto has_shape = [&](const Tensor& tensor) {
       return tensor.dim() == 3 && tensor.size(0) * kPanelOutputs == packed.size(0) && tensor.size(1) == num_groups &&
@@ -830,14 +834,14 @@ struct IntegerLinear {
     const bool has_bias = bias.size(0);
     expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == x.dtype()),
            "a contiguous bias [O] of the dtype of x");
-    Tensor scratch = empty(integer_scratch_bytes(x.size(0), num_inputs, group_size),
-                           torch_functions.aoti_torch_dtype_uint8());
-    kernels.integer_linear[x.dtype()](
-        {x.data(), packed.data<uint8_t>(), scales.data<float>(), has_zeros ? zeros.data<uint8_t>() : nullptr,
-         has_offsets ? zeros.data<float>() : nullptr, has_bias ? bias.data() : nullptr, residual, out.data(),
-         scratch.data<char>(), x.size(0), num_inputs, num_outputs, x.stride(0), group_size, bits, row_bits, is_e2m1,
-         gate},
-        threads());
+    IntegerLinearArgs args = {
+        x.data(), packed.data<uint8_t>(), scales.data<float>(), has_zeros ? zeros.data<uint8_t>() : nullptr,
+        has_offsets ? zeros.data<float>() : nullptr, has_bias ? bias.data() : nullptr, residual, out.data(), nullptr,
+        x.size(0), num_inputs, num_outputs, x.stride(0), group_size, bits, row_bits,
+        row_group_size ? row_group_size : num_inputs, is_e2m1, gate};
+    Tensor scratch = empty(integer_scratch_bytes(args), torch_functions.aoti_torch_dtype_uint8());
+    args.scratch = scratch.data<char>();
+    kernels.integer_linear[x.dtype()](args, threads());
   }
 };
 
@@ -845,7 +849,7 @@ template <>
 IntegerLinear take(const StackValue*& next) {
   return {take<Tensor>(next),  take<Tensor>(next),  take<Tensor>(next),  take<Tensor>(next),
           take<Tensor>(next),  take<int64_t>(next), take<int64_t>(next), take<int64_t>(next),
-          take<bool>(next)};
+          take<int64_t>(next), take<bool>(next)};
 }
 
 Tensor integer_linear(const IntegerLinear& linear, int64_t num_outputs) {
@@ -1115,8 +1119,8 @@ struct Op {
 };
 
 #define RAYCORE_INTEGER_LINEAR \
-  "Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor bias, int bits, int row_bits, int group_size, " \
-  "bool is_e2m1"
+  "Tensor x, Tensor packed, Tensor scales, Tensor zeros, Tensor bias, int bits, int row_bits, int row_group_size, " \
+  "int group_size, bool is_e2m1"
 
 #define RAYCORE_RECURRENCE \
   "Tensor x, Tensor taps, Tensor conv_bias, Tensor decay, Tensor bias, Tensor skip, Tensor(a!) conv_states, " \
@@ -1220,6 +1224,7 @@ bool choose(const char* choice) {
 #if defined(__x86_64__)
   const Processor processor;
   constexpr unsigned avx2 = 1 << kAvx2 | 1 << kAvx2Panels | 1 << kAvx2Integers;
+  constexpr unsigned avx_vnni = 1 << kAvx2 | 1 << kAvx2Panels | 1 << kAvxVnni;
   constexpr unsigned wide = 1 << kAvx512 | 1 << kAvx512Panels, vnni = wide | 1 << kAvx512Vnni;
   constexpr unsigned bf16 = vnni | 1 << kAvx512Bf16;
   const struct {
@@ -1230,6 +1235,7 @@ bool choose(const char* choice) {
               {"avx512_bf16", processor.has_bf16, bf16},
               {"avx512_vnni", processor.has_vnni, vnni},
               {"avx512", processor.has_avx512, wide | 1 << kAvx512Integers},
+              {"avx_vnni", processor.has_avx_vnni, avx_vnni},
               {"avx2", processor.has_avx2, avx2}};
   for (const auto& set : sets) {
     if (!is_wanted(set.name) || !set.is_had) continue;

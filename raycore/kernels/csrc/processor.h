@@ -24,7 +24,7 @@ constexpr uint64_t bit(int index) {
 
 class Processor {
  public:
-  bool has_avx2 = false, has_avx512 = false, has_vnni = false, has_bf16 = false;
+  bool has_avx2 = false, has_avx512 = false, has_avx_vnni = false, has_vnni = false, has_bf16 = false;
 
   // See `cpuid` and `xgetbv` in Intel's Software Developer's Manual, volume 2.
   Processor() {
@@ -38,14 +38,15 @@ class Processor {
     const uint64_t ymm = bit(1) | bit(2), zmm = bit(5) | bit(6) | bit(7), tiles = bit(17) | bit(18);
     if (!has_bits(saved, ymm) || !__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return;
     const uint64_t avx2 = bit(5), f = bit(16), dq = bit(17), bw = bit(30), vl = bit(31), vnni = bit(11);
-    const uint64_t amx_bf16 = bit(22), amx_tile = bit(24), bf16 = bit(5);
+    const uint64_t amx_bf16 = bit(22), amx_tile = bit(24), avx_vnni = bit(4), bf16 = bit(5);
     has_avx2 = has_bits(ebx, avx2);
     has_avx512 = has_avx2 && has_bits(ebx, f | dq | bw | vl) && has_bits(saved, zmm);
     has_vnni = has_avx512 && has_bits(ecx, vnni);
     const bool has_subleaf = eax >= 1;
     has_tiles_ = has_bits(edx, amx_bf16 | amx_tile) && has_bits(saved, tiles);
-    has_bf16 = has_vnni && has_subleaf && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) &&
-               has_bits(eax, bf16);
+    if (!has_subleaf || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) return;
+    has_avx_vnni = has_avx2 && has_bits(eax, avx_vnni);
+    has_bf16 = has_vnni && has_bits(eax, bf16);
   }
 
   // Whether AMX may be used. Linux allows it to a process that asks for it.

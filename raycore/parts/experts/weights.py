@@ -140,8 +140,8 @@ class _ExpertLayout:
         group_size = None if scheme is None else kept_group_size(scheme, num_columns, first_column)
         if scheme is None or group_size is None:
             return share.empty(num, num_rows, num_columns)
-        size = num * num_rows, num_columns, scheme.bits, group_size
-        stacked = IntegerWeight.empty(*size, scheme.row_bits, share.device, scheme.code)
+        size, short_rows = (num * num_rows, num_columns), share.formats.short_rows
+        stacked = IntegerWeight.stored(scheme, group_size, size, share.device, short_rows=short_rows)
         return stacked.map_tensors(lambda each: each.view(num, num_rows, each.shape[1]))
 
     def _fill_expert(self, prefix: str, expert: int, out: ExpertWeights) -> None:

@@ -60,6 +60,21 @@ def test_integer_layers_give_the_same_bits_with_every_instruction_set(installed)
         assert len({digests[f"integer_linear {dtype}"] for digests in found}) == 1
 
 
+def test_integer_layers_of_avx_vnni_give_the_same_bits_by_instructions_of_avx512(monkeypatch, tmp_path, installed):
+    """Its kernels, in the place of those of AVX2, for processors that lack it."""
+    if "avx512_vnni" not in installed:
+        pytest.skip("needs a processor with VNNI")
+    monkeypatch.setenv("CXXFLAGS", "-O1 -DRAYCORE_VNNI -mavx512vl -mavx512vnni")
+    monkeypatch.setenv("RAYCORE_CPU_KERNELS", "avx2")
+    path = tmp_path / "kernels.so"
+    raycore_build.compile_kernels(sorted(glob.glob(f"{SOURCES}/*.cpp")), path)
+    monkeypatch.delenv("RAYCORE_CPU_KERNELS")
+    found = bits(path)["avx2"]
+    for dtype in kernel_bits.DTYPES:
+        name = f"integer_linear {dtype}"
+        assert found[name] == installed["avx512_vnni"][name]
+
+
 def test_kernels_on_arm64_give_the_same_bits_with_different_compilers():
     not_emulated = {"lora", "divided_attention", "latent_attention", "two_sided_attention"}
     kernels = [each for each in kernel_bits.KERNELS if each.__name__ not in not_emulated]

@@ -60,8 +60,13 @@ def weights(draw: strategies.DrawFn, num_outputs: int | None = None, *, is_embed
     group_size = draw(GROUPS) or num_inputs
     num_inputs += -num_inputs % group_size if is_embedding else 0
     shape = num_outputs or draw(INTS(1, 100)), num_inputs
-    row_bits = draw(strategies.sampled_from([8, 16]))
-    weight = IntegerWeight.empty(*shape, bits, group_size, row_bits, torch.device("cpu"), code)
+    row_bits, row_groups = draw(strategies.sampled_from([(8, 0), (8, 16), (8, 32), (8, 128), (16, 0)]))
+    row_group_size = None
+    if row_groups and group_size != num_inputs:
+        row_group_size = min(row_groups, group_size)
+    elif row_groups:
+        row_group_size = row_groups
+    weight = IntegerWeight.empty(*shape, bits, group_size, row_bits, torch.device("cpu"), code, row_group_size)
     generator = torch.Generator().manual_seed(draw(INTS(0, 1 << 32)))
     weight.words_OW.random_(-(1 << 31), 1 << 31, generator=generator)
     weight.scales_OG.uniform_(0.001, 0.01, generator=generator)
@@ -74,11 +79,15 @@ def weights(draw: strategies.DrawFn, num_outputs: int | None = None, *, is_embed
     return weight
 
 
-def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
+def rounded(x: torch.Tensor, weight: IntegerWeight) -> torch.Tensor:
     """The rows after they were rounded to integers, in float64."""
-    largest_T1 = x.float().abs().amax(dim=1, keepdim=True)
-    factors_T1 = torch.where(largest_T1 > 0, LARGEST[bits] / largest_T1, 0.0)
-    return (x.float() * factors_T1).round().double() * (largest_T1 / LARGEST[bits]).double()
+    largest, num_inputs = LARGEST[weight.row_bits], x.shape[1]
+    group_size = weight.row_group_size or num_inputs
+    x_TGg = torch.nn.functional.pad(x.float(), (0, -num_inputs % group_size)).unflatten(1, (-1, group_size))
+    largest_TG1 = x_TGg.abs().amax(dim=2, keepdim=True)
+    factors_TG1 = torch.where(largest_TG1 > 0, largest / largest_TG1, 0.0)
+    rounded_TGg = (x_TGg * factors_TG1).round().double() * (largest_TG1 / largest).double()
+    return rounded_TGg.flatten(1)[:, :num_inputs]
 
 
 def sizes_of(weight: IntegerWeight) -> torch.Tensor:
@@ -89,7 +98,7 @@ def sizes_of(weight: IntegerWeight) -> torch.Tensor:
 
 def check(found: torch.Tensor, x: torch.Tensor, weight: IntegerWeight, added: torch.Tensor) -> None:
     """`added`: bias and residual."""
-    numbers_OI, rows = weight.dequantize(torch.float64), rounded(x, weight.row_bits)
+    numbers_OI, rows = weight.dequantize(torch.float64), rounded(x, weight)
     size = rows.abs() @ sizes_of(weight).t() + added.abs()
     assert_near(found, rows @ numbers_OI.t() + added, size)
 
@@ -100,7 +109,7 @@ def test_integer_linear_equals_the_formula(
     dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight, has_bias: bool, is_slice: bool
 ) -> None:
     num_outputs, num_inputs = weight.shape
-    x = exact_rows(seed, num_rows, num_inputs, weight.row_bits).to(dtype)
+    x = exact_rows(seed, num_rows, weight).to(dtype)
     x = torch.cat([x, x], dim=1)[:, :num_inputs] if is_slice else x
     bias = randn(seed + 1, num_outputs).to(dtype) if has_bias else None
     linear = IntegerLinear(weight, bias)
@@ -137,24 +146,25 @@ def test_rows_of_an_embedding_are_those_of_the_weight(
 def test_gated_integer_linear_equals_the_formula(
     dtype: torch.dtype, seed: int, num_rows: int, weight: IntegerWeight, has_bias: bool, gate: Gate
 ) -> None:
-    x = exact_rows(seed, num_rows, weight.shape[1], weight.row_bits).to(dtype)
+    x = exact_rows(seed, num_rows, weight).to(dtype)
     bias = randn(seed + 1, 96).to(dtype) if has_bias else None
     gated = GatedIntegerLinear(weight, bias, gate)
-    rows, numbers_OI = rounded(x, weight.row_bits), weight.dequantize(torch.float64)
+    rows, numbers_OI = rounded(x, weight), weight.dequantize(torch.float64)
     sums = rows @ numbers_OI.t() + (0 if bias is None else bias.double())
     size = (rows.abs() @ sizes_of(weight).t() + (0 if bias is None else bias.double().abs())).chunk(2, dim=1)
     assert_near(gated(x), gate_and_mul(gate, sums), size_of_gated(gate, *size))
     assert torch.equal(gated.weight.dequantize(torch.float64), numbers_OI)
 
 
-def exact_rows(seed: int, num_rows: int, num_inputs: int, bits: int) -> torch.Tensor:
-    """Rows of integers whose largest one is the largest that there is, so that no number is rounded. In bfloat16, those
-    of 16 bits are rounded to 8 of them before."""
+def exact_rows(seed: int, num_rows: int, weight: IntegerWeight) -> torch.Tensor:
+    """Rows of integers whose largest one, or that of each group, is the largest that there is, so that no number is
+    rounded. In bfloat16, those of 16 bits are rounded to 8 of them before. Groups have different scales."""
     generator = torch.Generator().manual_seed(seed)
-    largest = LARGEST[bits]
+    largest, num_inputs = LARGEST[weight.row_bits], weight.shape[1]
+    group_size = weight.row_group_size or num_inputs
     x = torch.randint(-largest, largest + 1, (num_rows, num_inputs), generator=generator).float()
-    x[:, :1] = largest
-    return x / 8192
+    x[:, ::group_size] = largest
+    return x / 8192 * 2.0 ** (torch.arange(num_inputs) // group_size % 5)
 
 
 def test_rows_are_rounded_to_the_nearest_integers() -> None:
@@ -203,6 +213,6 @@ def check_largest(weight: IntegerWeight, number: int) -> None:
 
 def test_a_weight_without_inputs_is_refused() -> None:
     nothing, packed = torch.zeros(0), torch.zeros(16, 0, dtype=torch.int32)
-    arguments = torch.zeros(1, 0, 16), nothing, nothing, 4, 8, 0, False
+    arguments = torch.zeros(1, 0, 16), nothing, nothing, 4, 8, 0, 0, False
     with pytest.raises(RuntimeError, match="raycore's kernels expect a packed weight with inputs"):
         torch.ops.raycore.integer_linear(torch.zeros(2, 0), packed, *arguments, 16)

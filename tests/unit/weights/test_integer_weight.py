@@ -79,6 +79,24 @@ def test_every_rank_keeps_its_part_of_the_integers(checkpoint: str, tp_size: int
             assert torch.equal(weight.dequantize(torch.float32), numbers)
 
 
+@pytest.mark.parametrize("checkpoint", KEPT)
+def test_inputs_are_rounded_to_8_bits_on_request_in_groups_of_at_most_32(checkpoint: str) -> None:
+    """Those that have 8 bits already keep one scale for a row."""
+    written = WRITTEN / checkpoint
+    share = WeightShare(load_model_spec(written), torch.float32)
+    plain = linear_weights(load_decoder_weights(replace(share, formats=STORED_INTEGERS), written))
+    short = linear_weights(
+        load_decoder_weights(replace(share, formats=replace(STORED_INTEGERS, short_rows=True)), written)
+    )
+    for before, weight in zip(plain, short, strict=True):
+        assert isinstance(before, IntegerWeight)
+        assert isinstance(weight, IntegerWeight)
+        assert weight.row_bits == 8
+        has_groups = before.row_bits == 16 and weight.shape[1] > 32
+        assert weight.row_group_size == (min(32, weight.group_size) if has_groups else None)
+        assert torch.equal(weight.dequantize(torch.float32), before.dequantize(torch.float32))
+
+
 @pytest.mark.parametrize("checkpoint", ["gptq-8-ordered", "compressed-tensors-packed-4-ordered"])
 def test_integers_whose_groups_are_not_neighboring_inputs_are_converted(checkpoint: str) -> None:
     spec = load_model_spec(WRITTEN / checkpoint)

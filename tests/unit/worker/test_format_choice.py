@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,19 @@ STORED = {
         },
     }
 }
+ROUNDED = {
+    "quantization_config": {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"},
+                "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+            }
+        },
+    }
+}
 INTEGERS = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -92,6 +106,46 @@ def test_stored_integers_are_used_on_cpus_with_native_kernels(tmp_path: Path) ->
     assert chosen(config(tmp_path, INTEGERS, batch_invariant=True), 2, CPU) == STORED_INTEGERS
     assert chosen(config(tmp_path, quantization="int8"), 2, CPU) == LinearFormats(others="integers")
     assert chosen(config(tmp_path, INTEGERS, quantization="int8"), 1, CPU) == EVERY_INTEGERS
+
+
+def test_rows_are_rounded_to_8_bits_on_request(tmp_path: Path) -> None:
+    short = replace(STORED_INTEGERS, short_rows=True)
+    assert chosen(config(tmp_path, INTEGERS, cpu_activation_dtype="auto"), 2, CPU) == STORED_INTEGERS
+    assert chosen(config(tmp_path, INTEGERS, cpu_activation_dtype="int8"), 2, CPU) == short
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ({"device": CPU, "is_native": False}, "native kernels"),
+        ({"device": GPU}, "need a CPU, and the device is 'cuda'"),
+        ({"device": CPU, "shape": MOE}, "models with experts aren't computed in integers"),
+    ],
+)
+def test_rows_of_8_bits_are_refused_where_integers_cannot_be_used(tmp_path: Path, place, reason: str) -> None:
+    asked = config(tmp_path, INTEGERS | place.pop("shape", {}), cpu_activation_dtype="int8")
+    with pytest.raises(InvalidConfig, match=f"cpu_activation_dtype='int8': .*{reason}.*Omit the option"):
+        chosen(asked, 1, **place)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "fragments"),
+    [
+        ({}, {}, ["has no weights in integers: omit it"]),
+        (STORED, {}, ["has no weights in integers: omit it"]),
+        ({}, {"quantization": "int8"}, ["quantization='int8' rounds inputs to 8 bits without it: omit it"]),
+        (ROUNDED, {}, ["says that inputs are rounded to 8 bits, each token's with one scale: omit it"]),
+        (INTEGERS, {"device": "cuda"}, ["needs a CPU", "device='cuda'"]),
+        (INTEGERS, {"attention_backend": "torch"}, ["attention_backend='native'", "attention_backend='torch'"]),
+    ],
+)
+def test_rows_of_8_bits_are_refused_at_once_where_they_have_no_meaning(
+    tmp_path: Path, shape, options, fragments
+) -> None:
+    with pytest.raises(InvalidConfig) as raised:
+        config(tmp_path, shape, cpu_activation_dtype="int8", **options)
+    for fragment in ("cpu_activation_dtype='int8'", *fragments):
+        assert fragment in str(raised.value)
 
 
 def test_experts_in_mxfp4_are_kept_on_cpus_unless_they_move(tmp_path: Path, caplog) -> None:

@@ -303,6 +303,7 @@ def _equal_options(config: EngineConfig) -> dict[str, str]:
         "the model": model.spec,
         "dtype": model.dtype,
         "quantization": model.quantization,
+        "cpu_activation_dtype": model.cpu_activation_dtype,
         "batch_invariant": model.batch_invariant,
         "max_num_batched_tokens": config.scheduler.max_num_batched_tokens,
         "tensor_parallel_size": parallel.tensor_parallel_size,

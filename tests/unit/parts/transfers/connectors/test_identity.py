@@ -92,6 +92,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"load_format": "dummy"},
     {"load_format": "dummy", "seed": 7},
     {"quantization": "int8"},
+    {"cpu_activation_dtype": "int8"},
     {"hf_overrides": {"rope_theta": 5.0}},
     {"model_impl": "transformers"},
     {"model_loader_extra_config": {"pattern": "x"}},
