@@ -66,11 +66,12 @@ class TritonAttention:
             turns_TH = self._ropes[0].cosines_and_sines_of(self._axes_T3).contiguous()
             self._locate(replace(self._all, turns_TH=turns_TH))
         cache, num_decodes = self._layers[layer], self._num_decodes
-        out_TX = qkv_TO.new_empty(len(qkv_TO), self._width)
+        out_TX = torch.empty((len(qkv_TO), self._width), dtype=qkv_TO.dtype, device=qkv_TO.device)
         if self._batch_invariant:
             self._attend_token_by_token(cache, qkv_TO, out_TX)
             return out_TX
-        self._kernels.attend_tokens(cache, qkv_TO[:num_decodes], self._decodes, out_TX[:num_decodes], is_fused=True)
+        if num_decodes:
+            self._kernels.attend_tokens(cache, qkv_TO[:num_decodes], self._decodes, out_TX[:num_decodes], is_fused=True)
         if num_decodes < len(qkv_TO):
             self._kernels.write_cache(cache, qkv_TO[num_decodes:], self._others)
             self._kernels.attend_chunks(cache, qkv_TO, self._tiles_I4, self._all.block_tables_SM, out_TX, self._ends_T)

@@ -10,6 +10,7 @@ from __future__ import annotations
 # Triton is untyped:
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportUnknownArgumentType=false, reportAttributeAccessIssue=false
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -24,8 +25,7 @@ _INT32_ENDS = 1 << 31
 class BoundKernel:
     """A Triton kernel with its constants. A launch does what `function[grid](*arguments, **constants)` does.
 
-    Constants are the parameters that are declared so, which come after all others, and options such as `num_warps`. An
-    argument is a tensor in all launches, or an integer, or a float, or None.
+    Constants are the parameters that are declared so, which come after all others, and options such as `num_warps`.
     """
 
     def __init__(self, function: Any, **constants: Any) -> None:
@@ -34,28 +34,44 @@ class BoundKernel:
         self._constants = constants
         self._last_arguments = [constants[name] for name in function.arg_names if name in constants]
         """The constants that are parameters, in their order."""
-        self._tensors: list[int] = []
-        """Which arguments are tensors. Like the next list, it is filled by the first launch."""
-        self._integers: list[int] = []
-        self._compiled: dict[tuple[object, ...], tuple[Any, Any, Any]] = {}
-        """What launches a kernel, its handle, and its metadata, by `_key`."""
+        self._compiled: dict[tuple[type, ...], _Compiled] = {}
+        """By the arguments' types."""
 
     def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
         """Launch `grid` programs on the current stream. `arguments`: the parameters that aren't constants, in order."""
-        if not self._compiled:
+        compiled = self._compiled.get(tuple(map(type, arguments)))
+        if compiled is None or knobs.runtime.launch_enter_hook.calls:
             self._launch_by_triton(grid, arguments)
             return
         active = driver.active
         device = active.get_current_device()
-        compiled = self._compiled.get(self._key(device, arguments))
-        if compiled is None or knobs.runtime.launch_enter_hook.calls:
+        found = compiled.launches.get(compiled.key(device, arguments))
+        if found is None:
             self._launch_by_triton(grid, arguments)
             return
-        run, handle, metadata = compiled
+        run, handle, metadata = found
         stream = active.get_current_stream(device)
         run(*grid, stream, handle, metadata, None, None, None, *arguments, *self._last_arguments)
 
-    def _key(self, device: int, arguments: tuple[Any, ...]) -> tuple[object, ...]:
+    def _launch_by_triton(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
+        kernel = self._function[grid](*arguments, **self._constants)
+        if kernel is None:  # it was interpreted
+            return
+        compiled = self._compiled.setdefault(tuple(map(type, arguments)), _Compiled(arguments))
+        key = compiled.key(driver.active.get_current_device(), arguments)
+        compiled.launches[key] = kernel.run, kernel.function, kernel.packed_metadata
+
+
+class _Compiled:
+    """What Triton has compiled for arguments of certain types."""
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        self._tensors = [index for index, argument in enumerate(arguments) if isinstance(argument, Tensor)]
+        self._integers = [index for index, argument in enumerate(arguments) if isinstance(argument, int)]
+        self.launches: dict[tuple[object, ...], tuple[Any, Any, Any]] = {}
+        """What launches a kernel, its handle, and its metadata, by `key`."""
+
+    def key(self, device: int, arguments: tuple[Any, ...]) -> tuple[object, ...]:
         """Return all that Triton compiles other code for."""
         tensors = [arguments[index] for index in self._tensors]
         return (
@@ -65,14 +81,15 @@ class BoundKernel:
             *[_kind(arguments[index]) for index in self._integers],
         )
 
-    def _launch_by_triton(self, grid: tuple[int, int, int], arguments: tuple[Any, ...]) -> None:
-        kernel = self._function[grid](*arguments, **self._constants)
-        if kernel is None:  # it was interpreted
-            return
-        self._tensors = [index for index, argument in enumerate(arguments) if isinstance(argument, Tensor)]
-        self._integers = [index for index, argument in enumerate(arguments) if isinstance(argument, int)]
-        key = self._key(driver.active.get_current_device(), arguments)
-        self._compiled[key] = kernel.run, kernel.function, kernel.packed_metadata
+
+def bound(function: Any, **constants: Any) -> BoundKernel:
+    """Return the kernel with these constants: the same object for the same ones."""
+    return _bound(function, tuple(constants.items()))
+
+
+@cache
+def _bound(function: Any, constants: tuple[tuple[str, Any], ...]) -> BoundKernel:
+    return BoundKernel(function, **dict(constants))
 
 
 def _kind(number: int) -> int:

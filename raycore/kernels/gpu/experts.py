@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from raycore.kernels.gates import gate_arguments
+from raycore.kernels.gpu.bound_kernel import bound
 from raycore.kernels.gpu.gates import gate_and_mul
 from raycore.models.spec import Gate
 from raycore.parts.experts.models import ExpertChoice
@@ -77,26 +78,24 @@ def route(
     weights_NK = torch.empty((num_tokens, num_experts_per_tok), dtype=dtype, device=device)
     ids_NK = torch.empty((num_tokens, num_experts_per_tok), dtype=torch.int32, device=device)
     if num_tokens:
-        _route[(num_tokens,)](
-            router_logits_NE,
-            correction_E,
-            router_logits_NE.stride(0) if num_tokens > 1 else num_experts,
-            weights_NK,
-            ids_NK,
-            num_experts,
-            triton.next_power_of_2(num_experts),
-            num_experts_per_tok,
-            triton.next_power_of_2(num_experts_per_tok),
-            router.scores,
-            router.is_normalized,
-            router.least_sum,
-            router.scaling,
-            router.num_groups,
-            triton.next_power_of_2(router.num_groups),
-            router.num_chosen_groups,
-            router.num_compared,
+        kernel = bound(
+            _route,
+            E=num_experts,
+            PADDED_E=triton.next_power_of_2(num_experts),
+            K=num_experts_per_tok,
+            PADDED_K=triton.next_power_of_2(num_experts_per_tok),
+            SCORES=router.scores,
+            IS_NORMALIZED=router.is_normalized,
+            LEAST_SUM=router.least_sum,
+            SCALING=router.scaling,
+            GROUPS=router.num_groups,
+            PADDED_GROUPS=triton.next_power_of_2(router.num_groups),
+            CHOSEN_GROUPS=router.num_chosen_groups,
+            COMPARED=router.num_compared,
             num_warps=1 if num_experts <= 256 else 4,
         )
+        stride = router_logits_NE.stride(0) if num_tokens > 1 else num_experts
+        kernel((num_tokens, 1, 1), router_logits_NE, correction_E, stride, weights_NK, ids_NK)
     return weights_NK, ids_NK
 
 
@@ -143,29 +142,37 @@ def apply_experts(
     # in every tile there is a pair, and in each group, one tile may not be full
     num_tiles = min(triton.cdiv(num_pairs, num_rows) + num_own, num_pairs)
     groups = _group(ids_NK, num_own, first_expert)
-    sizes = num_own, triton.next_power_of_2(num_own), expert_dim, dim, per_token
-    tile = num_rows, _COLUMNS, num_inputs
+    sizes = {
+        "E": num_own,
+        "PADDED_E": triton.next_power_of_2(num_own),
+        "F": expert_dim,
+        "D": dim,
+        "K": per_token,
+        "M": num_rows,
+        "COLUMNS": _COLUMNS,
+        "INPUTS": num_inputs,
+    }
 
     hidden_PF = torch.empty((num_pairs, expert_dim), dtype=x_ND.dtype, device=x_ND.device)
     x_stride = x_ND.stride(0) if num_tokens > 1 else dim
-    grid = (num_tiles * triton.cdiv(expert_dim, _COLUMNS),)
-    weights = gate_up_EFD, gate_up_bias_EF
-    _gate_and_up[grid](
-        x_ND, x_stride, *weights, hidden_PF, *groups, *sizes, *tile, *gate_arguments(gate), num_warps=4, num_stages=3
-    )
+    name, alpha, limit = gate_arguments(gate)
+    kernel = bound(_gate_and_up, **sizes, GATE=name, ALPHA=alpha, LIMIT=limit, num_warps=4, num_stages=3)
+    grid = num_tiles * triton.cdiv(expert_dim, _COLUMNS), 1, 1
+    kernel(grid, x_ND, x_stride, gate_up_EFD, gate_up_bias_EF, hidden_PF, *groups)
     results_PD = torch.empty((num_pairs, dim), dtype=torch.float32, device=x_ND.device)
-    grid = (num_tiles * triton.cdiv(dim, _COLUMNS),)
-    weights = down_EDF, down_bias_ED, weights_NK
-    _down[grid](hidden_PF, *weights, results_PD, *groups, *sizes, *tile, num_warps=4, num_stages=4)
-    grid = (num_tokens, triton.cdiv(dim, _SUMMED))
-    _sum_experts[grid](results_PD, ids_NK, out_ND, first_expert, num_own, dim, per_token, _SUMMED)
+    kernel = bound(_down, **sizes, num_warps=4, num_stages=4)
+    grid = num_tiles * triton.cdiv(dim, _COLUMNS), 1, 1
+    kernel(grid, hidden_PF, down_EDF, down_bias_ED, weights_NK, results_PD, *groups)
+    kernel = bound(_sum_experts, E=num_own, D=dim, K=per_token, SUMMED=_SUMMED)
+    kernel((num_tokens, triton.cdiv(dim, _SUMMED), 1), results_PD, ids_NK, out_ND, first_expert)
     return out_ND
 
 
 def _group(ids_NK: Tensor, num_own: int, first_expert: int) -> _Groups:
     pairs_P = torch.empty(ids_NK.numel(), dtype=torch.int32, device=ids_NK.device)
     starts_E, counts_E = torch.empty((2, num_own), dtype=torch.int32, device=ids_NK.device)
-    _group_pairs[(num_own,)](ids_NK, pairs_P, starts_E, counts_E, first_expert, ids_NK.numel(), _GROUPED)
+    kernel = bound(_group_pairs, GROUPED=_GROUPED)
+    kernel((num_own, 1, 1), ids_NK, pairs_P, starts_E, counts_E, first_expert, ids_NK.numel())
     return _Groups(pairs_P, starts_E, counts_E)
 
 

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raycore.kernels.gpu.bound_kernel import bound
+
 _LARGEST = tl.constexpr(torch.finfo(torch.float8_e4m3fn).max)
 _LEAST_SCALE = tl.constexpr(torch.finfo(torch.float32).tiny)
 
@@ -31,8 +33,8 @@ def quantize_rows(x_TI: Tensor) -> tuple[Tensor, Tensor]:
         # torch leaves open what the stride of a single row is, and Triton compiles a kernel for each kind of stride
         stride = x_TI.stride(0) if num_rows > 1 else dim
         block = triton.next_power_of_2(dim)
-        num_warps = min(max(block // 512, 1), 16)
-        _quantize_row[(num_rows,)](x_TI, values_TI, scales_T1, stride, dim, block, num_warps=num_warps)
+        kernel = bound(_quantize_row, I=dim, BLOCK=block, num_warps=min(max(block // 512, 1), 16))
+        kernel((num_rows, 1, 1), x_TI, values_TI, scales_T1, stride)
     return values_TI, scales_T1
 
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from raycore.kernels.gpu import latent_kernels as kernels
 from raycore.kernels.gpu.attention import TokenLocations, multiprocessors_of
+from raycore.kernels.gpu.bound_kernel import bound
 
 _MAX_RANK = 512
 _MAX_ROTATED = 128
@@ -137,15 +138,15 @@ class LatentAttentionKernels:
         """Normalize and store latents, and rotate queries, in place, and keys, which are stored, too."""
         if not len(fused_TX):
             return
-        kernels.prepare_latents[(len(fused_TX),)](
-            slots=locations.slots_T,
-            positions=locations.positions_T,
-            norm=layer.norm_R,
-            turns=layer.turns_PX,
-            norm_eps=self._norm_eps,
-            HEADS=_WRITTEN_HEADS,
-            num_warps=4,
-            **self._rows(layer, fused_TX, locations.block_tables_SM),
+        kernel = bound(kernels.prepare_latents, HEADS=_WRITTEN_HEADS, num_warps=4, **self._sizes)
+        kernel(
+            (len(fused_TX), 1, 1),
+            *_rows(layer, fused_TX, locations.block_tables_SM),
+            locations.slots_T,
+            locations.positions_T,
+            layer.norm_R,
+            layer.turns_PX,
+            self._norm_eps,
         )
 
     def attend_tokens(self, layer: LatentLayer, fused_BX: Tensor, locations: TokenLocations, out_BX: Tensor) -> None:
@@ -157,30 +158,22 @@ class LatentAttentionKernels:
         assert num_rows <= self._max_rows, f"{num_rows} rows, the workspace is for {self._max_rows}"
         if not num_rows:
             return
-        splits = {
-            "split_sums": self._split_sums,
-            "split_tops": self._split_tops,
-            "split_totals": self._split_totals,
-            "out": out_BX,
-            "out_stride": out_BX.stride(0),
-            "SPLITS": self.num_splits(num_rows),
-        }
-        kernels.attend_tokens[(self._head_tiles, splits["SPLITS"], num_rows)](
-            slots=locations.slots_T,
-            positions=locations.positions_T,
-            scale=self._exponent_scale,
-            Q=_MIN_DOT_SIZE,
-            TILE=_TILE_KEYS,
-            num_warps=4,
-            num_stages=2,
-            **splits,
-            **self._rows(layer, fused_BX, locations.block_tables_SM),
+        num_splits = self.num_splits(num_rows)
+        of_splits = self._split_sums, self._split_tops, self._split_totals, out_BX, out_BX.stride(0)
+        options = {"Q": _MIN_DOT_SIZE, "TILE": _TILE_KEYS, "num_warps": 4, "num_stages": 2}
+        kernel = bound(kernels.attend_tokens, SPLITS=num_splits, **options, **self._sizes)
+        kernel(
+            (self._head_tiles, num_splits, num_rows),
+            *_rows(layer, fused_BX, locations.block_tables_SM),
+            locations.slots_T,
+            locations.positions_T,
+            *of_splits,
+            self._exponent_scale,
         )
-        if splits["SPLITS"] > 1:
+        if num_splits > 1:
             sizes = {name: self._sizes[name] for name in ("N", "R", "PADDED_R")}
-            kernels.combine_splits[(num_rows * self._num_heads,)](
-                slots=locations.slots_T, num_warps=4, **splits, **sizes
-            )
+            kernel = bound(kernels.combine_splits, SPLITS=num_splits, num_warps=4, **sizes)
+            kernel((num_rows * self._num_heads, 1, 1), locations.slots_T, *of_splits)
 
     def attend_chunks(
         self, layer: LatentLayer, fused_TX: Tensor, tiles_I4: Tensor, block_tables_SM: Tensor, out_TX: Tensor
@@ -191,25 +184,17 @@ class LatentAttentionKernels:
         """
         if not len(tiles_I4):
             return
-        grid = (-(-_CHUNK_TOKENS * self._num_heads // self._chunk_queries), len(tiles_I4))
-        kernels.attend_chunks[grid](
-            tiles=tiles_I4,
-            out=out_TX,
-            out_stride=out_TX.stride(0),
-            scale=self._exponent_scale,
-            Q=self._chunk_queries,
-            TILE=_TILE_KEYS,
-            num_warps=8,
-            num_stages=2,
-            **self._rows(layer, fused_TX, block_tables_SM),
+        options = {"Q": self._chunk_queries, "TILE": _TILE_KEYS, "num_warps": 8, "num_stages": 2}
+        kernel = bound(kernels.attend_chunks, **options, **self._sizes)
+        kernel(
+            (-(-_CHUNK_TOKENS * self._num_heads // self._chunk_queries), len(tiles_I4), 1),
+            *_rows(layer, fused_TX, block_tables_SM),
+            tiles_I4,
+            out_TX,
+            out_TX.stride(0),
+            self._exponent_scale,
         )
 
-    def _rows(self, layer: LatentLayer, fused_TX: Tensor, block_tables_SM: Tensor) -> dict[str, Any]:
-        return {
-            "fused": fused_TX,
-            "fused_stride": fused_TX.stride(0),
-            "rows": layer.rows_XW,
-            "tables": block_tables_SM,
-            "table_stride": block_tables_SM.stride(0),
-            **self._sizes,
-        }
+
+def _rows(layer: LatentLayer, fused_TX: Tensor, block_tables_SM: Tensor) -> tuple[Any, ...]:
+    return fused_TX, fused_TX.stride(0), layer.rows_XW, block_tables_SM, block_tables_SM.stride(0)

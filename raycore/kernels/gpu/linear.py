@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raycore.kernels.gpu.bound_kernel import bound
+
 _ROWS, _OUTPUTS, _INPUT_BYTES = 64, 64, 128
 """The tile's shape. With so few outputs in a tile, one row alone still gives work to most processors of a GPU."""
 _BAND = tl.constexpr(16)
@@ -37,24 +39,21 @@ def batch_invariant_linear(
     if out_TO is None:
         out_TO = torch.empty((num_rows, num_outputs), dtype=x_TI.dtype, device=x_TI.device)
     if num_rows:
-        grid = (triton.cdiv(num_rows, _ROWS) * triton.cdiv(num_outputs, _OUTPUTS),)
-        _linear[grid](
-            x_TI,
-            weight_OI,
-            weight_OI if bias_O is None else bias_O,
-            out_TO,
-            num_rows,
-            x_TI.stride(0) if num_rows > 1 else num_inputs,
-            num_inputs,
-            num_outputs,
-            bias_O is not None,
-            residual_TO is not None,
-            _ROWS,
-            _OUTPUTS,
-            _INPUT_BYTES // x_TI.element_size(),
+        kernel = bound(
+            _linear,
+            I=num_inputs,
+            O=num_outputs,
+            HAS_BIAS=bias_O is not None,
+            HAS_RESIDUAL=residual_TO is not None,
+            ROWS=_ROWS,
+            OUTPUTS=_OUTPUTS,
+            INPUTS=_INPUT_BYTES // x_TI.element_size(),
             num_warps=4,
             num_stages=4,
         )
+        grid = triton.cdiv(num_rows, _ROWS) * triton.cdiv(num_outputs, _OUTPUTS), 1, 1
+        stride = x_TI.stride(0) if num_rows > 1 else num_inputs
+        kernel(grid, x_TI, weight_OI, weight_OI if bias_O is None else bias_O, out_TO, num_rows, stride)
     return out_TO
 
 

@@ -26,6 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raycore.kernels.gpu.bound_kernel import bound
 from raycore.kernels.state_tables import TILE_TOKENS, StateTables
 
 _COLUMNS = 16
@@ -99,15 +100,8 @@ def compute(places: Places, layer: LayerTensors, x_TX: Tensor, tables: StateTabl
     block = {"BLOCK": triton.next_power_of_2(max(places.k_dim, places.v_dim))}
     num_heads = 2 * places.num_k_heads + places.num_v_heads
     bias_C = layer.conv_CW if layer.conv_bias_C is None else layer.conv_bias_C
-    _prepare[(len(tables.tiles_I2), num_heads)](
-        x_TX,
-        stride,
-        layer.conv_CW,
-        bias_C,
-        layer.conv_states_RCW,
-        tables.sequences_n4,
-        tables.tiles_I2,
-        channels_TC,
+    kernel = bound(
+        _prepare,
         **heads,
         **starts,
         **channels,
@@ -117,33 +111,22 @@ def compute(places: Places, layer: LayerTensors, x_TX: Tensor, tables: StateTabl
         TILE=TILE_TOKENS,
         num_warps=1,
     )
-    _keep_inputs[(num_sequences, num_heads)](
+    kernel(
+        (len(tables.tiles_I2), num_heads, 1),
         x_TX,
         stride,
+        layer.conv_CW,
+        bias_C,
         layer.conv_states_RCW,
         tables.sequences_n4,
-        tables.save_starts_m,
-        tables.saves_S2,
-        **heads,
-        **starts,
-        **channels,
-        **block,
-        num_warps=1,
-    )
-    _recur[(num_sequences, places.num_v_heads, triton.cdiv(places.v_dim, _COLUMNS))](
-        x_TX,
-        stride,
+        tables.tiles_I2,
         channels_TC,
-        layer.decay_N,
-        layer.bias_N,
-        layer.decay_N if layer.skip_N is None else layer.skip_N,
-        layer.states_RNKH,
-        tables.sequences_n4,
-        tables.save_starts_m,
-        tables.saves_S2,
-        out_TX,
-        places.least_time,
-        places.longest_time,
+    )
+    saves = tables.sequences_n4, tables.save_starts_m, tables.saves_S2
+    kernel = bound(_keep_inputs, **heads, **starts, **channels, **block, num_warps=1)
+    kernel((num_sequences, num_heads, 1), x_TX, stride, layer.conv_states_RCW, *saves)
+    kernel = bound(
+        _recur,
         **heads,
         **starts,
         C=places.num_channels,
@@ -153,6 +136,20 @@ def compute(places: Places, layer: LayerTensors, x_TX: Tensor, tables: StateTabl
         PADDED_K=triton.next_power_of_2(places.k_dim),
         COLUMNS=_COLUMNS,
         num_warps=1,
+    )
+    kernel(
+        (num_sequences, places.num_v_heads, triton.cdiv(places.v_dim, _COLUMNS)),
+        x_TX,
+        stride,
+        channels_TC,
+        layer.decay_N,
+        layer.bias_N,
+        layer.decay_N if layer.skip_N is None else layer.skip_N,
+        layer.states_RNKH,
+        *saves,
+        out_TX,
+        places.least_time,
+        places.longest_time,
     )
     return out_TX
 

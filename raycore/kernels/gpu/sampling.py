@@ -30,6 +30,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from raycore.kernels.gpu.bound_kernel import bound
+
 _PIECE = 4096
 _BLOCK = 64
 _TILE = tl.constexpr(2048)
@@ -63,10 +65,9 @@ def mask(logits_RV: Tensor, rows_M: Tensor, masks_MB: Tensor) -> None:
     assert logits_RV.stride(1) == 1 or logits_RV.shape[1] == 1, "rows must be contiguous"
     num_masks, vocab_size = len(rows_M), logits_RV.shape[1]
     if num_masks:
-        grid = num_masks, triton.cdiv(vocab_size, _PIECE)
-        _mask[grid](
-            logits_RV, logits_RV.stride(0), rows_M, masks_MB, masks_MB.shape[1], vocab_size, _PIECE, num_warps=8
-        )
+        kernel = bound(_mask, B=masks_MB.shape[1], V=vocab_size, PIECE=_PIECE, num_warps=8)
+        grid = num_masks, triton.cdiv(vocab_size, _PIECE), 1
+        kernel(grid, logits_RV, logits_RV.stride(0), rows_M, masks_MB)
 
 
 def most_likely(logits_RV: Tensor) -> Tensor:
@@ -78,7 +79,8 @@ def most_likely(logits_RV: Tensor) -> Tensor:
     if len(out_R):
         highest_RP, token_ids_RP = _find_highest(logits_RV)
         num_pieces = highest_RP.shape[1]
-        _pick_highest[(len(out_R),)](highest_RP, token_ids_RP, out_R, num_pieces, triton.next_power_of_2(num_pieces))
+        kernel = bound(_pick_highest, P=num_pieces, PADDED_P=triton.next_power_of_2(num_pieces))
+        kernel((len(out_R), 1, 1), highest_RP, token_ids_RP, out_R)
     return out_R
 
 
@@ -106,14 +108,16 @@ def draw(logits_RV: Tensor, limits_RL: Tensor) -> Tensor:
     bounds_R, counts_R, thresholds_R = torch.empty((3, num_rows), dtype=torch.int32, device=device)
 
     row = logits_RV, limits_RL, highest_RP, logits_RV.stride(0)
-    sizes = vocab_size, num_pieces, triton.next_power_of_2(num_pieces), _PIECE
-    pieces, rows = (num_rows, num_pieces), (num_rows,)
-    _weigh[pieces](*row, sums_RP, largest_RB, *sizes, _BLOCK, num_warps=8)
-    _bound[rows](limits_RL, sums_RP, largest_RB, bounds_R, counts_R, *sizes, num_blocks, num_warps=16)
-    _collect[pieces](*row, bounds_R, counts_R, candidates_RV, *sizes, num_warps=8)
-    _find_thresholds[rows](limits_RL, sums_RP, bounds_R, counts_R, candidates_RV, thresholds_R, *sizes, num_warps=16)
-    _sum_kept[pieces](*row, thresholds_R, sums_RP, *sizes, num_warps=8)
-    _pick[rows](*row, thresholds_R, sums_RP, out_R, *sizes, num_warps=8)
+    sizes = {"V": vocab_size, "P": num_pieces, "PADDED_P": triton.next_power_of_2(num_pieces), "PIECE": _PIECE}
+    pieces, rows = (num_rows, num_pieces, 1), (num_rows, 1, 1)
+    bound(_weigh, **sizes, BLOCK=_BLOCK, num_warps=8)(pieces, *row, sums_RP, largest_RB)
+    kernel = bound(_bound, **sizes, B=num_blocks, num_warps=16)
+    kernel(rows, limits_RL, sums_RP, largest_RB, bounds_R, counts_R)
+    bound(_collect, **sizes, num_warps=8)(pieces, *row, bounds_R, counts_R, candidates_RV)
+    kernel = bound(_find_thresholds, **sizes, num_warps=16)
+    kernel(rows, limits_RL, sums_RP, bounds_R, counts_R, candidates_RV, thresholds_R)
+    bound(_sum_kept, **sizes, num_warps=8)(pieces, *row, thresholds_R, sums_RP)
+    bound(_pick, **sizes, num_warps=8)(rows, *row, thresholds_R, sums_RP, out_R)
     return out_R
 
 
@@ -125,8 +129,8 @@ def keyed_uniform(state_R: Tensor, gamma_R: Tensor, positions_R: Tensor) -> Tens
     """
     out_R = torch.empty(len(state_R), dtype=torch.float64, device=state_R.device)
     if len(out_R):
-        grid = (triton.cdiv(len(out_R), _ROWS),)
-        _keyed_uniform[grid](state_R, gamma_R, positions_R, out_R, len(out_R), _ROWS)
+        grid = triton.cdiv(len(out_R), _ROWS), 1, 1
+        bound(_keyed_uniform, ROWS=_ROWS)(grid, state_R, gamma_R, positions_R, out_R, len(out_R))
     return out_R
 
 
@@ -137,9 +141,8 @@ def _find_highest(logits_RV: Tensor) -> tuple[Tensor, Tensor]:
     num_pieces = triton.cdiv(vocab_size, _PIECE)
     highest_RP = torch.empty((num_rows, num_pieces), dtype=torch.float32, device=device)
     token_ids_RP = torch.empty((num_rows, num_pieces), dtype=torch.int64, device=device)
-    _find_highest_of_pieces[(num_rows, num_pieces)](
-        logits_RV, logits_RV.stride(0), highest_RP, token_ids_RP, vocab_size, num_pieces, _PIECE, num_warps=8
-    )
+    kernel = bound(_find_highest_of_pieces, V=vocab_size, P=num_pieces, PIECE=_PIECE, num_warps=8)
+    kernel((num_rows, num_pieces, 1), logits_RV, logits_RV.stride(0), highest_RP, token_ids_RP)
     return highest_RP, token_ids_RP
 
 
