@@ -208,13 +208,20 @@ def test_a_model_computes_with_the_integers(checkpoint: str) -> None:
     spec = load_model_spec(written)
     tokens = torch.arange(40) % spec.vocab_size
     outputs: list[Tensor] = []
-    for operations, formats in ((Operations(CPU), CONVERTED), (NativeOperations(), STORED_INTEGERS)):
+    short = replace(STORED_INTEGERS, short_rows=True)
+    for operations, formats in (
+        (Operations(CPU), CONVERTED),
+        (NativeOperations(), STORED_INTEGERS),
+        (NativeOperations(), short),
+    ):
         weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=formats), written)
         decoder = Decoder(spec, weights, TensorParallel(), operations)
         attention = NoAttention(spec.num_heads * spec.head_dim)
         outputs.append(decoder.logits(decoder.forward(tokens, attention)))
-    error = (outputs[1] - outputs[0]).norm() / outputs[0].norm()
-    assert error < (0.02 if checkpoint == "compressed-tensors-int8" else 2e-4), "rows in 8 bits, or in 16"
+    errors = [float((found - outputs[0]).norm() / outputs[0].norm()) for found in outputs[1:]]
+    assert errors[0] < (0.02 if checkpoint == "compressed-tensors-int8" else 2e-4), "rows in 8 bits, or in 16"
+    assert errors[1] < 0.02
+    assert (errors[1] == errors[0]) == (checkpoint == "compressed-tensors-int8"), "whose rows have 8 bits already"
 
 
 @needs_kernels
