@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from simulation.history import __main__ as history
 from simulation.history import faults, marks
 from simulation.history.faults import Change, DoesNotApply
 
@@ -96,6 +97,18 @@ def test_what_a_fault_changes_is_marked():
     tree = marks.marked(ast.parse(source), [(range(3, 4), "if"), (range(6, 7), "call")])
     expected = MARKED.replace("(\n        2,\n    )", "(2)").replace("reached", "__reached__")
     assert ast.unparse(tree) == expected
+
+
+def test_what_another_process_is_compiling_is_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(history, "ROOT", tmp_path)
+    for part in history._COPIED:
+        (tmp_path / part / "__pycache__").mkdir(parents=True)
+        (tmp_path / part / "__pycache__" / "box.cpython-311.pyc").write_bytes(b"compiled")
+        # it has been listed, and is gone when it is copied
+        (tmp_path / part / "__pycache__" / "bag.cpython-311.pyc.140737").symlink_to(tmp_path / "gone")
+    with history._copy() as root:
+        copied = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    assert copied == {f"{part}/__pycache__/box.cpython-311.pyc" for part in history._COPIED}
 
 
 @pytest.mark.timeout(700)

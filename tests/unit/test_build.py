@@ -80,7 +80,7 @@ def checkout(monkeypatch, tmp_path) -> Path:
         (root / name).touch()
     for name in ("README.md", "LICENSE", "pyproject.toml", "setup.py", "MANIFEST.in"):
         shutil.copyfile(source / name, root / name)
-    shutil.copytree(source / "build_backend", root / "build_backend")
+    shutil.copytree(source / "build_backend", root / "build_backend", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("_cpu.abi3.so", "_cpu.json"):
         (root / "raycore/kernels" / name).write_text("an earlier one")
     monkeypatch.chdir(root)

@@ -93,9 +93,11 @@ def _line(problem: str) -> str:
 @contextmanager
 def _copy() -> Iterator[Path]:
     """A copy of the sources, with what is compiled of them."""
+    # so Python calls what it is writing, and it is gone when it is written
+    ignore = shutil.ignore_patterns("*.pyc.*")
     with tempfile.TemporaryDirectory(prefix="raycore-history-") as name:
         for part in _COPIED:
-            shutil.copytree(ROOT / part, Path(name) / part)
+            shutil.copytree(ROOT / part, Path(name) / part, ignore=ignore)
         yield Path(name)
 
 
