@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def _measure(checkpoint: str, args: argparse.Namespace) -> None:
-    worker = _make_worker(checkpoint, args)
+    worker = make_worker(checkpoint, args)
     num_bytes = _bytes_of_step(worker)
     numbers = torch.ones(NUM_READ)
     rows: list[list[object]] = [["step", "ms", "weights GB/s", "memory GB/s", "share", "tokens/s", "GFLOP/s"]]
@@ -79,7 +79,7 @@ def _measure(checkpoint: str, args: argparse.Namespace) -> None:
         rows.append([name, *cells, f"{num_tokens / seconds:,.0f}", f"{2 * num_products / seconds / 1e9:,.0f}"])
 
     for num_seqs in args.decodes:
-        steps = _Decodes(worker, num_seqs, _blocks_each(worker, args))
+        steps = Decodes(worker, num_seqs, blocks_each(worker, args))
         add(f"decode {num_seqs} x {CONTEXT}", steps, num_seqs, num_seqs, args.timings)
         steps.end()
     if args.prompt:
@@ -119,21 +119,23 @@ def _seconds(function: Callable[[], None]) -> float:
     return time.perf_counter() - started
 
 
-class _Decodes:
+class Decodes:
     """Decode steps of some sequences. The sequences grow by a token with each step."""
 
-    def __init__(self, worker: Worker, num_seqs: int, blocks_each: int) -> None:
+    def __init__(self, worker: Worker, num_seqs: int, num_blocks: int) -> None:
+        """`num_blocks`: of each sequence."""
         self._worker = worker
         self._slots = list(range(num_seqs))
-        requests = [
-            _request(slot, CONTEXT, range(slot * blocks_each, (slot + 1) * blocks_each)) for slot in self._slots
-        ]
+        blocks = [range(slot * num_blocks, (slot + 1) * num_blocks) for slot in self._slots]
+        requests = [_request(slot, CONTEXT, own) for slot, own in zip(self._slots, blocks, strict=True)]
         worker.execute_model(StepPlan(0, _int32(self._slots), _int32([CONTEXT] * num_seqs), new_requests=requests))
 
     def __call__(self) -> None:
+        """Compute a step."""
         self._worker.execute_model(StepPlan(1, _int32(self._slots)))
 
     def end(self) -> None:
+        """Free the sequences."""
         self._worker.execute_model(StepPlan(2, freed_slots=self._slots))
 
 
@@ -143,7 +145,8 @@ def _compute_prompt(worker: Worker, num_tokens: int) -> None:
     worker.execute_model(StepPlan(1, freed_slots=[0]))
 
 
-def _make_worker(checkpoint: str, args: argparse.Namespace) -> Worker:
+def make_worker(checkpoint: str, args: argparse.Namespace) -> Worker:
+    """Return a worker with a cache for the steps that the arguments ask for."""
     config = resolve(
         checkpoint,
         dtype=args.dtype,
@@ -156,14 +159,14 @@ def _make_worker(checkpoint: str, args: argparse.Namespace) -> Worker:
     worker = Worker(config, WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1))
     worker.init_device()
     worker.load_model()
-    num_of_decodes = max([1, *args.decodes]) * _blocks_each(worker, args)
+    num_of_decodes = max([1, *args.decodes]) * blocks_each(worker, args)
     num_blocks = max(num_of_decodes, -(-args.prompt // config.cache.block_size))
     worker.initialize_cache(KVCacheConfig(num_blocks, worker._core.sizes.layout))
     worker.warm_up()
     return worker
 
 
-def _blocks_each(worker: Worker, args: argparse.Namespace) -> int:
+def blocks_each(worker: Worker, args: argparse.Namespace) -> int:
     """Return the number of blocks that a sequence needs until the end of its decode steps."""
     return (CONTEXT + args.timings + 2) // worker.config.cache.block_size + 1
 
