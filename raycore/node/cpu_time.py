@@ -5,6 +5,7 @@ Linux only. Elsewhere, and where the kernel hides these numbers, nothing is know
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ _LEAST_WAIT_NS = 300_000
 milliseconds."""
 _COMPUTES = 0.1
 """A thread computes if it runs at least this fraction of the time that the busiest thread runs."""
+_LOOK_EVERY = 10
+"""After so many readings of the threads that compute, all threads are read. An actor of Ray has a hundred of them."""
 
 
 class _Times(NamedTuple):
@@ -41,29 +44,46 @@ class ThreadWaits:
     def __init__(self, tasks: Path = Path("/proc/self/task")) -> None:
         """`tasks`: the directory with the threads' files."""
         self._tasks = tasks
-        self._last: dict[str, _Times] = {}
-        """By thread id."""
-        self.new_s()
+        self._idle: dict[str, _Times] = {}
+        """By thread id: those that didn't compute when all threads were last looked at, and what they had done."""
+        self._num_calls = 0
+        self._last = self._read(self._thread_ids())
+        """By thread id: the others."""
 
     def new_s(self) -> float:
         """Return how many seconds all threads together have waited since the last call."""
-        now = self._read()
-        changes = [_since(self._last.get(thread_id), times) for thread_id, times in now.items()]
+        now = self._read(each for each in self._thread_ids() if each not in self._idle)
+        changes = {thread_id: _since(self._last.get(thread_id), times) for thread_id, times in now.items()}
         self._last = now
-        most_ns = max((change.ran_ns for change in changes), default=0)
+        least_ns = _COMPUTES * max((change.ran_ns for change in changes.values()), default=0)
+        computing = {thread_id: change for thread_id, change in changes.items() if change.ran_ns >= least_ns}
+        self._num_calls += 1
+        if self._num_calls % _LOOK_EVERY == 0:
+            self._look_at_all(computing.keys(), least_ns)
         waits_ns = [
-            change.waited_ns
-            for change in changes
-            if change.ran_ns >= _COMPUTES * most_ns and change.waited_ns >= _LEAST_WAIT_NS * change.num_waits
+            change.waited_ns for change in computing.values() if change.waited_ns >= _LEAST_WAIT_NS * change.num_waits
         ]
         return sum(waits_ns) / 1e9
 
-    def _read(self) -> dict[str, _Times]:
-        times: dict[str, _Times] = {}
+    def _look_at_all(self, computing: Set[str], least_ns: float) -> None:
+        """Find out which threads compute. `least_ns`: how long such a thread has run since the last call."""
+        seen = self._read(self._idle)
+        idle = {
+            thread_id: times
+            for thread_id, times in seen.items()
+            if times.ran_ns - self._idle[thread_id].ran_ns < _LOOK_EVERY * least_ns
+        }
+        self._last |= {thread_id: times for thread_id, times in seen.items() if thread_id not in idle}
+        self._idle = idle | {each: self._last.pop(each) for each in self._last.keys() - computing - seen.keys()}
+
+    def _thread_ids(self) -> list[str]:
         try:
-            thread_ids = os.listdir(self._tasks)
+            return os.listdir(self._tasks)
         except OSError:
-            return times
+            return []
+
+    def _read(self, thread_ids: Iterable[str]) -> dict[str, _Times]:
+        times: dict[str, _Times] = {}
         for thread_id in thread_ids:
             try:
                 with open(f"{self._tasks}/{thread_id}/schedstat", "rb", buffering=0) as file:

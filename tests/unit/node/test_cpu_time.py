@@ -37,6 +37,22 @@ def test_the_waits_of_computing_threads_are_added_up(tmp_path: Path):
     assert waits.new_s() == pytest.approx(0.01)
 
 
+def test_threads_that_begin_to_compute_are_found(tmp_path: Path):
+    """Those that don't compute are looked at more rarely."""
+    waits = ThreadWaits(tmp_path)
+    found: list[float] = []
+    for second in range(41):
+        worked_since_20 = max(0, second - 20)
+        for thread_id, seconds in enumerate((second, worked_since_20)):
+            (tmp_path / str(thread_id)).mkdir(exist_ok=True)
+            text = f"{seconds * 10**9} {seconds * 10**8} {seconds}\n"
+            (tmp_path / str(thread_id) / "schedstat").write_text(text)
+        found.append(round(waits.new_s(), 3))
+    assert found[1:21] == [0.1] * 20
+    assert set(found[21:30]) == {0.1}
+    assert found[31:] == [0.2] * 10
+
+
 def test_thread_waits_are_zero_and_cores_unknown_without_the_proc_files(tmp_path: Path):
     assert ThreadWaits(tmp_path / "none").new_s() == 0.0
     assert OtherProcesses(tmp_path / "none").cores_used() is None
