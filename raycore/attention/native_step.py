@@ -20,6 +20,8 @@ class NativeStep:
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
-        sequences = np.stack([step.slots, step.first_rows, step.counts, step.starts], axis=1)
-        self._sequences = torch.as_tensor(sequences.astype(np.int32))
+        sequences = np.empty((len(step.slots), 4), np.int32)
+        for column, numbers in enumerate((step.slots, step.first_rows, step.counts, step.starts)):
+            sequences[:, column] = numbers
+        self._sequences = torch.as_tensor(sequences)
         self._tables = tensors.block_tables_SM

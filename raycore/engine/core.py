@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -170,7 +168,9 @@ class EngineCore:
 
         Call this before each step. Returns why requests were dropped, by seq_id, because a part can't prepare them.
         """
-        prepared = [take_prepared() for take_prepared in self._hooks.take_prepared]
+        prepared = [done for take_prepared in self._hooks.take_prepared if any(done := take_prepared())]
+        if not prepared:
+            return {}
         failed = dict(each for done in prepared for each in done.failed)
         self.scheduler.release(self._released(prepared, failed))
         self.abort(list(failed))
@@ -197,15 +197,20 @@ class EngineCore:
         Returns None without waiting if no step is in flight, or if a step was started and another may be started before
         its result arrives.
         """
-        with self._reported(), self.progress.step():
-            started = self._start_step() if self._has_room() else None
-            if started is not None:
-                self._in_flight.append(started)
-                if self._has_room():
-                    return None  # the workers are busy: plan another step before waiting for a result
-            outputs = self._finish_step(self._in_flight.popleft())[0] if self._in_flight else None
-            self._between_steps()
-            return outputs
+        self._plan = None
+        try:
+            with self.progress.step():
+                started = self._start_step() if self._has_room() else None
+                if started is not None:
+                    self._in_flight.append(started)
+                    if self._has_room():
+                        return None  # the workers are busy: plan another step before waiting for a result
+                outputs = self._finish_step(self._in_flight.popleft())[0] if self._in_flight else None
+                self._between_steps()
+                return outputs
+        except Exception as error:
+            self._report(error)
+            raise
 
     def lockstep_step(
         self, *, may_start: bool = True, timeout_s: float | None = None
@@ -225,13 +230,18 @@ class EngineCore:
         Raises:
             RpcTimeout: the other engines didn't take part in time.
         """
-        with self._reported(), self.progress.step():
-            if may_start:
-                self._in_flight.append(self._start_step() or self._start_dummy_step())
-            self._between_steps()
-            if may_start and self._has_room():
-                return None, None
-            return self._finish_step(self._in_flight.popleft(), timeout_s)
+        self._plan = None
+        try:
+            with self.progress.step():
+                if may_start:
+                    self._in_flight.append(self._start_step() or self._start_dummy_step())
+                self._between_steps()
+                if may_start and self._has_room():
+                    return None, None
+                return self._finish_step(self._in_flight.popleft(), timeout_s)
+        except Exception as error:
+            self._report(error)
+            raise
 
     @property
     def num_in_flight(self) -> int:
@@ -289,16 +299,10 @@ class EngineCore:
         for between_steps in self._hooks.between_steps:
             between_steps()
 
-    @contextmanager
-    def _reported(self) -> Generator[None, None, None]:
-        """Log the engine's state if the body of the `with` statement raises."""
-        self._plan = None
-        try:
-            yield
-        except Exception as error:
-            seq_ids = [] if self._plan is None else self.scheduler.seq_ids_in_flight(self._plan.step)
-            logger.error("%s", describe_failed_step(error, self._plan, seq_ids, self.load(), self.config))
-            raise
+    def _report(self, error: Exception) -> None:
+        """Log the engine's state when a step has failed."""
+        seq_ids = [] if self._plan is None else self.scheduler.seq_ids_in_flight(self._plan.step)
+        logger.error("%s", describe_failed_step(error, self._plan, seq_ids, self.load(), self.config))
 
     # ---- what the loop and the supervisor ask
 

@@ -19,14 +19,15 @@ class LoopProgress:
         self._answered_s = 0.0
         """When all workers have last answered."""
 
-    @contextmanager
-    def step(self) -> Generator[None, None, None]:
-        """Work that has to end in time."""
+    def step(self) -> LoopProgress:
+        """Enter the result for work that has to end in time."""
+        return self
+
+    def __enter__(self) -> None:
         self._started_s = time.monotonic()
-        try:
-            yield
-        finally:
-            self._started_s = None
+
+    def __exit__(self, *_: object) -> None:
+        self._started_s = None
 
     @contextmanager
     def long_work(self) -> Generator[None, None, None]:

@@ -140,6 +140,8 @@ class Sampler:
         self._slots = np.zeros(_INITIAL_SLOTS, _SLOT)
         self._last_rows: _Rows | None = None
         """Those of the last call, because most steps have the same requests as the one before."""
+        self._plain_slots: NDArray[np.integer] | None = None
+        """The slots of the last call of `is_plain_greedy` that has returned True, if no request has come or gone."""
         self._are_processed = logprobs_mode.startswith("processed")
         self._are_logits = logprobs_mode.endswith("logits")
         self._batch_invariant = batch_invariant
@@ -163,7 +165,7 @@ class Sampler:
             num_slots = max(slot + 1, 2 * len(self._slots))
             self._slots = np.pad(self._slots, (0, num_slots - len(self._slots)))
             self._rules.grow(num_slots)
-        self._last_rows = None
+        self._last_rows = self._plain_slots = None
         changes_logits = self._rules.add(slot, params, eos_token_ids, bad_words_token_ids, thinking)
         if self._processors is not None:
             self._processors.add(slot, params)
@@ -184,7 +186,7 @@ class Sampler:
 
     def remove(self, slot: int) -> None:
         """Forget the request in `slot`."""
-        self._last_rows = None
+        self._last_rows = self._plain_slots = None
         self._rules.remove(slot)
         if self._processors is not None:
             self._processors.remove(slot)
@@ -202,7 +204,11 @@ class Sampler:
 
     def is_plain_greedy(self, slots: NDArray[np.integer]) -> bool:
         """Whether all these requests need only the most likely token. The caller may then pick the tokens itself."""
-        return bool(self._slots["plain_greedy"][slots].all())
+        if slots is self._plain_slots:
+            return True
+        is_plain = bool(self._slots["plain_greedy"][slots].all())
+        self._plain_slots = slots if is_plain else None
+        return is_plain
 
     def sample(
         self,

@@ -29,16 +29,19 @@ class StepOutputs(SequenceEvents, eq=False):
     """The weights that the tokens come from."""
     flush_interval_s: float = math.inf
     """The smallest flush interval among the requests with new tokens; infinite if there is no new token."""
+    only_client: int | None = None
+    """The client of all sequences with new tokens. None: look at `seq_ids`."""
 
     def by_client(self) -> list[tuple[int, StepOutputs]]:
         """Return (client index, outputs) for each client. If there is only one client, nothing is copied."""
-        clients = client_of(self.seq_ids)
         named = self.clients()
-        if len(clients):
-            low, high = int(clients.min()), int(clients.max())
-            named |= {low} if low == high else set(np.unique(clients).tolist())
+        if self.only_client is not None:
+            named.add(self.only_client)
+        elif len(self.seq_ids):
+            named |= set(np.unique(client_of(self.seq_ids)).tolist())
         if len(named) <= 1:
             return [(client, self) for client in named]
+        clients = client_of(self.seq_ids)
         return [(client, self._for_client(client, clients == client)) for client in sorted(named)]
 
     def _for_client(self, client: int, is_its: NDArray[np.bool_]) -> StepOutputs:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from raycore.messages import client_of
 from raycore.scheduler.request import Request
 
 FREE, PREFILL, DECODE, STALLED, LAST = range(5)
@@ -40,6 +41,8 @@ class Batch:
     max_tokens: NDArray[np.int64]
     generations: NDArray[np.int64]
     flush_interval_s: float
+    only_client: int | None
+    """The client of all requests. None: there are several, or no requests."""
 
 
 class SlotTable:
@@ -204,6 +207,7 @@ class SlotTable:
         """Return a batch of these slots, in this order."""
         seq_ids = self.seq_id[slots]
         seq_ids.flags.writeable = False
+        clients = client_of(seq_ids)
         return Batch(
             slots=slots,
             slot_bytes=slots.astype(np.int32).tobytes(),
@@ -211,6 +215,7 @@ class SlotTable:
             max_tokens=self.max_tokens[slots],
             generations=self.generation[slots],
             flush_interval_s=float(self.flush_interval_s[slots].min(initial=math.inf)),
+            only_client=int(clients[0]) if len(clients) and (clients == clients[0]).all() else None,
         )
 
     def check_integrity(self) -> None:

@@ -245,7 +245,12 @@ class InFlight:
         """Return the outputs that have the tokens in `new`."""
         batch = self.batch
         if len(new.rows) == len(batch.slots) and not self.has_drafts:
-            return StepOutputs(seq_ids=batch.seq_ids, token_ids=new.token_ids, flush_interval_s=batch.flush_interval_s)
+            return StepOutputs(
+                seq_ids=batch.seq_ids,
+                token_ids=new.token_ids,
+                flush_interval_s=batch.flush_interval_s,
+                only_client=batch.only_client,
+            )
         flush_interval_s = float(table.flush_interval_s[new.slots].min(initial=np.inf))
         return StepOutputs(seq_ids=batch.seq_ids[new.rows], token_ids=new.token_ids, flush_interval_s=flush_interval_s)
 

@@ -63,7 +63,7 @@ class StepInputs:
     @property
     def num_keys(self) -> int:
         """How many tokens' keys and values attention reads in a layer."""
-        return int(self.starts.sum() + self.counts.sum())
+        return int(self.starts.sum()) + len(self.positions)
 
     @property
     def sampled_slots(self) -> Ints:
@@ -78,6 +78,8 @@ class StepInputs:
     @property
     def first_rows(self) -> Ints:
         """[n]: the index of each slot's first token among the T tokens."""
+        if len(self.positions) == len(self.slots):
+            return np.arange(len(self.slots))
         return np.cumsum(self.counts) - self.counts
 
     @property
@@ -118,6 +120,9 @@ class SlotBatch:
         """By slot: its blocks of the first group."""
         self._num_blocks = np.zeros(num_slots, np.int64)
         self._indexes = np.arange(num_slots)
+        self._ones = np.ones(num_slots, np.int64)
+        self._slot_bytes, self._slots = b"", np.empty(0, np.int64)
+        """The slots of the last plan. Most plans have those of the plan before, and their steps get the same array."""
         self._tables_version = 0
 
     @property
@@ -138,6 +143,8 @@ class SlotBatch:
             self._features.apply(plan)
         if plan.new_requests or plan.new_block_slots:
             self._tables_version += 1
+        if not plan.new_block_slots:
+            return self._indexes[:0]
         return self._append_blocks(np.frombuffer(plan.new_block_slots, np.int32), plan.new_block_ids)
 
     def advance(self, plan: StepPlan, drafts: Drafts = NO_DRAFTS) -> StepInputs:
@@ -145,13 +152,17 @@ class SlotBatch:
 
         `drafts`: those that the worker adds, as the plan's `max_drafts` asks.
         """
-        slots = np.frombuffer(plan.slots, np.int32).astype(np.int64)
+        if plan.slots != self._slot_bytes:
+            self._slot_bytes, self._slots = plan.slots, np.frombuffer(plan.slots, np.int32).astype(np.int64)
+        slots = self._slots
         told = plan.tokens
         starts = self.num_computed[slots] if told is None else np.frombuffer(told.starts, np.int32).astype(np.int64)
-        counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64) if plan.num_tokens else np.ones_like(slots)
+        counts = self._ones[: len(slots)]
+        if plan.num_tokens:
+            counts = np.frombuffer(plan.num_tokens, np.int32).astype(np.int64)
         num_drafts = self._add_drafts(slots, drafts) if len(drafts) else None
         if num_drafts is not None:
-            counts += num_drafts
+            counts = counts + num_drafts
         if plan.num_tokens or num_drafts is not None:
             token_slots = np.repeat(slots, counts)
             positions = np.repeat(starts, counts) + counted(counts)
@@ -233,11 +244,11 @@ class SlotBatch:
     def _after_known(self, slots: Ints, counts: Ints, ends: Ints, num_tokens: int) -> tuple[Ints, Ints]:
         """Return `StepInputs.sampled` and `sampled_rows` of a step that samples after each slot's last known token."""
         known = self.num_known[slots]
-        assert (ends <= known).all(), f"slots {slots[ends > known]} are planned beyond their known tokens"
         is_sampled = ends == known
         if len(slots) == num_tokens and is_sampled.all():
             every = self._indexes[: len(slots)]
             return every, every
+        assert (ends <= known).all(), f"slots {slots[ends > known]} are planned beyond their known tokens"
         sampled = np.flatnonzero(is_sampled)
         return sampled, (np.cumsum(counts) - 1)[sampled]
 

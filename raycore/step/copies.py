@@ -34,7 +34,7 @@ def to_device(values: NDArray[np.generic], device: torch.device) -> Tensor:
 def to_device_together(arrays: Sequence[NDArray[np.generic]], device: torch.device) -> list[Tensor]:
     """Return a tensor for each of the contiguous `arrays`, all of which go to the device in one copy."""
     if device.type == "cpu":
-        return [torch.as_tensor(array) for array in arrays]
+        return [torch.from_numpy(array) for array in arrays]
     inputs = DeviceInputs(arrays, device)
     for own, array in zip(inputs.arrays, arrays, strict=True):
         own[...] = array
@@ -77,7 +77,7 @@ class Download:
         """Start the copy. On a CPU, the tensors must not be changed afterwards."""
         self._tensors = list(tensors)
         self._event: torch.cuda.Event | None = None
-        if any(tensor.device.type == "cuda" for tensor in tensors):
+        if any(tensor.is_cuda for tensor in tensors):
             self._tensors = [torch.empty_like(tensor, device="cpu", pin_memory=True) for tensor in tensors]
             for copy, tensor in zip(self._tensors, tensors, strict=True):
                 copy.copy_(tensor, non_blocking=True)
@@ -94,6 +94,8 @@ class Download:
         Raises:
             TimeoutError: the copy isn't over after `timeout_s` seconds. None: wait without limit.
         """
+        if self._event is None:
+            return
         started_s = time.monotonic()
         while not self.done():
             waited_s = time.monotonic() - started_s

@@ -227,7 +227,11 @@ class DeviceBatch:
 
     def write(self, indices: Tensor, token_ids: Tensor) -> None:
         """Set the tokens at these indexes in the flat table of tokens, on the device."""
-        self._token_ids.index_copy_(0, indices, token_ids.to(torch.int32))
+        if self.is_shared:
+            # torch's operations that are called once in a step take long: their code is no longer in the caches
+            self.host.token_ids.ravel()[indices.numpy()] = token_ids.numpy()
+        else:
+            self._token_ids.index_copy_(0, indices, token_ids.to(torch.int32))
 
     def append_later(self, step: StepInputs, indices_R: Tensor, token_ids_R: Tensor) -> None:
         """Append tokens that another worker has sampled, except for requests that have lost their slots since.

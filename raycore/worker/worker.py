@@ -244,7 +244,7 @@ class Worker(WorkerProtocol):
         for end in core.hooks.end:
             step = end(plan, step)
         # a step that is over is reported at once: the next one may take long
-        return step.result() if core.config.max_steps_in_flight == 1 or step.done() else step
+        return step.result() if step.done() or core.config.max_steps_in_flight == 1 else step
 
     @fails_together
     def take_draft_token_ids(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:

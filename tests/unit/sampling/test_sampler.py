@@ -154,6 +154,19 @@ def test_plain_greedy_means_nothing_but_the_most_likely_token():
     assert others.is_plain_greedy(np.array([50]))
 
 
+def test_whether_slots_are_plain_greedy_changes_with_their_requests():
+    sampler, slots = Sampler(VOCAB, kernels), np.array([0, 1])
+    for slot in (0, 1):
+        sampler.add(slot, SamplingParams(temperature=0), 0)
+    assert [sampler.is_plain_greedy(slots) for _ in range(2)] == [True, True]
+    sampler.add(1, SamplingParams(temperature=1), 0)
+    assert not sampler.is_plain_greedy(slots)
+    sampler.add(1, SamplingParams(temperature=0), 0)
+    assert sampler.is_plain_greedy(slots)
+    sampler.remove(0)
+    assert not sampler.is_plain_greedy(slots)
+
+
 # ---- draws
 
 

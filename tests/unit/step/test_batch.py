@@ -27,6 +27,15 @@ def test_tokens_are_laid_out_slot_after_slot(batch: SlotBatch) -> None:
     assert step.last_rows.tolist() == [0, 2]
 
 
+def test_steps_of_the_same_slots_share_an_array(batch: SlotBatch) -> None:
+    first, second = batch.advance(plan([3, 1], [1, 3])), batch.advance(plan([3, 1]))
+    assert second.slots is first.slots
+    assert second.counts.tolist() == [1, 1]
+    assert second.first_rows.tolist() == [0, 1]
+    assert second.num_keys == 6 + 4
+    assert batch.advance(plan([1, 3])).slots.tolist() == [1, 3]
+
+
 def test_a_token_counts_as_known_before_it_arrives(batch: SlotBatch) -> None:
     first = batch.advance(plan([3, 1], [1, 3]))
     second = batch.advance(plan([1, 3]))
