@@ -1,123 +1,121 @@
-"""Texts per second of `LLM.embed`, and how alike embeddings are: raycore and vLLM's CPU build in alternating runs.
+"""Texts per second of `LLM.embed`, and how alike embeddings are, beside other engines on the same processor.
 
-A shape is how many texts a call gets, and how many tokens they have on average. The lengths of the texts of a call
-differ by up to a half of that. Texts are words of a random vocabulary, which both engines tokenize. Both engines use
-all cores: raycore has `num_threads`, and vLLM is bound to the cores and has Intel's OpenMP, as its documentation
-recommends, and runs compiled. Prefix caching is off. Each run is a new process that warms up, then times every shape
-`--repeats` times: calls for about 64 texts of each. The tables have medians over all timings. *Cosine* is the least
-similarity of both engines' embeddings of the same text.
+The peers are vLLM's CPU build, fastembed (ONNX Runtime), and sentence-transformers with its OpenVINO backend. A shape
+is how many texts a call gets, and how many tokens each has. `mix` is 8 to 512 tokens, short texts being more frequent:
+the logarithms of lengths are spread evenly. Texts are words of a random vocabulary, which each engine tokenizes.
 
-Checkpoints are made on the spot, with random weights: an encoder as MiniLM's, with 6 or 12 layers and the mean of all
-tokens; as BERT-base, with the first token; as XLM-R's base size, with the mean, but with a smaller vocabulary; and as
-ModernBERT-base. A decoder such as Qwen3's, with the last token, has to be given with `--decoder`.
+All engines compute the same checkpoint, made on the spot in float32 with random weights, and exported for ONNX and for
+OpenVINO: an encoder as MiniLM's, with 6 or 12 layers and the mean of all tokens; as BERT-base, with the first token; as
+XLM-R's base size, with the mean, but with a smaller vocabulary; and as ModernBERT-base. A decoder such as Qwen3's, with
+the last token, can be given with `--decoder`, for raycore and vLLM.
 
-    python benchmarks/embeddings.py --peer-python PEER/bin/python [--decoder CHECKPOINT]
+Each engine is a process (`embedding_engines.py`) on all cores. vLLM is bound to them and has Intel's OpenMP, as its
+documentation recommends, and runs compiled. Those that pad texts have the batch size that is best for the shape.
+fastembed computes in float32 in both tables, and OpenVINO in what it chooses by itself in that of bfloat16. All
+processes are there the whole time, and take turns: each shape has `--repeats` rounds, and each round a timing of each
+engine. The tables have medians, and `ratio` is raycore over the best peer.
+
+    python benchmarks/embeddings.py [--peer-python VLLM/bin/python] [--onnx-python OTHERS/bin/python]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import subprocess
 import sys
 import tempfile
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from common import PEER_ENVIRONMENT, median, peer_on_all_cores, run_child, table, this_python
+from common import MARK, PEER_ENVIRONMENT, median, peer_on_all_cores, table, this_python
 
 from raycore.node.resources import usable_cores
 
+ENGINES = str(Path(__file__).with_name("embedding_engines.py"))
 Shape = tuple[int, int]
-SHAPES: list[Shape] = [(1, 32), (1, 128), (64, 32), (64, 128)]
+MIX = 0
+SHAPES: list[Shape] = [(1, 32), (1, 128), (1, 512), (64, 32), (64, 128), (64, 512), (64, MIX)]
 NUM_WORDS = 29_000
 SETTLE_S = 20.0
-"""How long each engine rests after its start. Meanwhile raycore starts the standby of its rank."""
+"""How long engines rest after their start. Meanwhile raycore starts the standby of its rank."""
+MINILM = {"hidden_size": 384, "intermediate_size": 1536}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
-    "minilm6": ("Bert", "mean", {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6}),
-    "minilm12": ("Bert", "mean", {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 12}),
+    "minilm6": ("Bert", "mean", {"num_attention_heads": 12, "num_hidden_layers": 6, **MINILM}),
+    "minilm12": ("Bert", "mean", {"num_attention_heads": 12, "num_hidden_layers": 12, **MINILM}),
     "bert_base": ("Bert", "cls", {}),
     "xlmr_base": ("XLMRoberta", "mean", {"max_position_embeddings": 514, "type_vocab_size": 1}),
     "modernbert_base": ("ModernBert", "mean", {}),
 }
 """By name: the family, how tokens are pooled, and what differs from the configuration's defaults."""
 
-COMMON = """
-import json, random, sys, time
-with open(sys.argv[1]) as file:
-    run = json.load(file)
 
-def texts_of(shape):
-    count, length = shape
-    rnd = random.Random(str(shape))
-    def text():
-        size = rnd.randint(length // 2, length + length // 2)
-        return " ".join(run["words"][rnd.randrange(len(run["words"]))] for _ in range(size - 2))
-    return [text() for _ in range(64)]
+class Engine:
+    """A process with an engine."""
 
-def measure(LLM, **options):
-    started = time.time()
-    llm = LLM(model=run["checkpoint"], dtype=run["dtype"], runner="pooling", max_model_len=run["max_model_len"],
-              enable_prefix_caching=False, **options)
-    started = time.time() - started
-    time.sleep(run["settle_s"])
-    def calls(texts, count):
-        begun = time.perf_counter()
-        outputs = []
-        for first in range(0, len(texts), count):
-            outputs += llm.embed(texts[first:first + count], use_tqdm=False)
-        return len(texts) / (time.perf_counter() - begun), outputs
-    rates, embeddings = {}, {}
-    for shape in map(tuple, run["shapes"]):
-        texts = texts_of(shape)
-        calls(texts, shape[0])
-        timings = [calls(texts, shape[0]) for _ in range(run["repeats"])]
-        rates[str(shape)] = [rate for rate, _ in timings]
-        embeddings[str(shape)] = [[round(x, 7) for x in each.outputs.embedding] for each in timings[0][1]]
-    with open(run["out"], "w") as file:
-        json.dump(embeddings, file)
-    print("@result " + json.dumps({"startup": started, "rates": rates}), flush=True)
-    return llm
-"""
-OURS = (
-    COMMON
-    + """
-from raycore import LLM
-if __name__ == "__main__":
-    measure(LLM, num_threads=run["num_threads"]).shutdown()
-"""
-)
-PEER = (
-    COMMON
-    + """
-if __name__ == "__main__":
-    from vllm import LLM
-    measure(LLM, disable_log_stats=True)
-"""
-)
+    def __init__(self, name: str, python: str, run: Mapping[str, Any], folder: Path, environment: Mapping[str, str]):
+        self._name, self._log = name, folder / f"{name}.log"
+        arguments = folder / f"{name}.json"
+        arguments.write_text(json.dumps(run))
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [python, ENGINES, name, str(arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env={**os.environ, **environment},
+            )
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the next report. Raises RuntimeError, with the end of what the process has written, if it ends."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if MARK in line:
+                return json.loads(line[line.index(MARK) + len(MARK) :])
+        raise RuntimeError(f"{self._name} has ended:\n{self._log.read_text()[-3000:]}")
+
+    def time(self, shape: Shape) -> dict[str, Any]:
+        """Have the engine compute the shape's texts once, and return its report."""
+        assert self._process.stdin is not None
+        print(*shape, file=self._process.stdin, flush=True)
+        return self.answer()
+
+    def end(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
 
 
 def main() -> None:
     """Run the benchmark and print a table for each checkpoint and data type."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer-python", metavar="PATH", help="the interpreter that has vLLM; without it only raycore")
+    parser.add_argument("--peer-python", metavar="PATH", help="the interpreter that has vLLM")
+    parser.add_argument(
+        "--onnx-python", metavar="PATH", help="the one that has fastembed and sentence-transformers[onnx,openvino]"
+    )
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--decoder", metavar="CHECKPOINT", help="a decoder that embeds, too")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, metavar="TEXTS,TOKENS")
-    parser.add_argument("--runs", type=int, default=2, help="processes per engine")
-    parser.add_argument("--repeats", type=int, default=3, help="timings per shape in one process")
-    parser.add_argument("--timeout-s", type=float, default=1800.0, help="for one process")
+    parser.add_argument("--repeats", type=int, default=3, help="timings of an engine and a shape")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        paths = {name: (make_checkpoint(Path(folder) / name, name), _words()) for name in args.models}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for model in args.models:
+            path = make_checkpoint(folder / model, model)
+            own = {"checkpoint": str(path), "words": _words(), "pooling": MODELS[model][1]}
+            _compare(model, own, args, folder)
         if args.decoder:
-            paths["decoder"] = Path(args.decoder), _words_of(Path(args.decoder))
-        for name, (path, words) in paths.items():
-            for dtype in args.dtypes:
-                _compare(name, path, words, dtype, args, Path(folder))
+            words = _words_of(Path(args.decoder))
+            args.onnx_python = None
+            _compare("decoder", {"checkpoint": args.decoder, "words": words}, args, folder)
 
 
 def make_checkpoint(path: Path, name: str) -> Path:
@@ -129,7 +127,7 @@ def make_checkpoint(path: Path, name: str) -> Path:
     tokens = {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
     config = getattr(transformers, f"{family}Config")(vocab_size=NUM_WORDS + 4, **{**tokens, **changes})
     torch.manual_seed(0)
-    getattr(transformers, f"{family}Model")(config).to(torch.bfloat16).save_pretrained(path)
+    getattr(transformers, f"{family}Model")(config).save_pretrained(path)
     _write_tokenizer(path)
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
     kinds = [
@@ -176,52 +174,60 @@ def _words_of(path: Path) -> list[str]:
 
 
 def _shape(text: str) -> Shape:
-    count, length = (int(part) for part in text.split(","))
-    return count, length
+    count, length = text.split(",")
+    return int(count), MIX if length == "mix" else int(length)
 
 
-def _compare(name: str, path: Path, words: list[str], dtype: str, args: argparse.Namespace, folder: Path) -> None:
-    cores = usable_cores()
-    engines = {"raycore": (this_python(), OURS, {})}
+def _compare(model: str, own: Mapping[str, Any], args: argparse.Namespace, folder: Path) -> None:
+    cores, peers = usable_cores(), PEER_ENVIRONMENT
+    pythons: dict[str, tuple[str, Mapping[str, str]]] = {"raycore": (this_python(), {})}
+    run = {**own, "num_threads": cores}
+    if args.onnx_python:
+        config = json.loads((Path(own["checkpoint"]) / "config.json").read_text())
+        run["size"] = config["hidden_size"]
+        pythons |= dict.fromkeys(("fastembed", "openvino"), (args.onnx_python, peers))
+        (folder / "export.json").write_text(json.dumps(run))
+        exported = [args.onnx_python, ENGINES, "export", str(folder / "export.json")]
+        subprocess.run(exported, env={**os.environ, **peers}, check=True, stdout=sys.stderr)
     if args.peer_python:
-        engines["vLLM"] = (args.peer_python, PEER, PEER_ENVIRONMENT | peer_on_all_cores(args.peer_python, 1))
-    rates: dict[str, dict[str, list[float]]] = {engine: defaultdict(list) for engine in engines}
-    embeddings: dict[str, dict[str, Any]] = {}
-    run = {
-        "checkpoint": str(path),
-        "dtype": dtype,
-        "shapes": args.shapes,
-        "repeats": args.repeats,
-        "words": words,
-        "max_model_len": 512,
-        "num_threads": cores,
-        "settle_s": SETTLE_S,
-    }
-    script_arguments = folder / "run.json"
-    for _ in range(args.runs):
-        for engine, (python, script, environment) in engines.items():
-            out = folder / f"{engine}.json"
-            script_arguments.write_text(json.dumps(run | {"out": str(out)}))
-            fields = run_child(python, script, [str(script_arguments)], environment, args.timeout_s)
-            for shape, values in fields["rates"].items():
-                rates[engine][shape] += values
-            embeddings[engine] = json.loads(out.read_text())
-            print(f"{name} {dtype} {engine}: {fields['rates']}", file=sys.stderr)
-    print(f"\n{name}, {dtype}, {cores} cores: texts per second, medians of {args.runs} x {args.repeats} timings")
-    print(_rows(rates, embeddings, args.shapes), flush=True)
+        pythons["vllm"] = args.peer_python, peers | peer_on_all_cores(args.peer_python, 1)
+    for dtype in args.dtypes:
+        engines = {
+            name: Engine(name, python, {**run, "dtype": dtype}, folder, environment)
+            for name, (python, environment) in pythons.items()
+        }
+        for engine in engines.values():
+            engine.answer()
+        time.sleep(SETTLE_S)
+        print(f"\n{model}, {dtype}, {cores} cores: texts per second, medians of {args.repeats} timings", flush=True)
+        _measure(engines, args)
+        for engine in engines.values():
+            engine.end()
 
 
-def _rows(rates: dict[str, dict[str, list[float]]], embeddings: dict[str, Any], shapes: Sequence[Shape]) -> str:
-    rows: list[list[str]] = [["texts at a time", "tokens", *rates, *(["ratio", "cosine"] if len(rates) > 1 else [])]]
-    for shape in shapes:
-        medians = [median(by_shape[str(shape)]) for by_shape in rates.values()]
-        row = [*map(str, shape), *(f"{value:.1f}" for value in medians)]
-        if len(rates) > 1:
-            ours, peers = (np.array(by_shape[str(shape)]) for by_shape in embeddings.values())
-            norms = np.linalg.norm(ours, axis=1) * np.linalg.norm(peers, axis=1)
-            row += [f"{medians[0] / medians[1]:.2f}", f"{((ours * peers).sum(1) / norms).min():.6f}"]
-        rows.append(row)
-    return table(rows)
+def _measure(engines: Mapping[str, Engine], args: argparse.Namespace) -> None:
+    rows: list[list[str]] = [["texts", "tokens", *engines, *["ratio"] * (len(engines) > 1)]]
+    cosines: dict[str, list[float]] = defaultdict(list)
+    for shape in args.shapes:
+        first = {name: engine.time(shape) for name, engine in engines.items()}
+        rates = {name: [each["rate"]] for name, each in first.items()}
+        for _ in range(args.repeats - 1):
+            for name, engine in engines.items():
+                rates[name].append(engine.time(shape)["rate"])
+        print(shape, rates, {name: each["batch_size"] for name, each in first.items()}, file=sys.stderr, flush=True)
+        medians = [median(each) for each in rates.values()]
+        ratio = [f"{medians[0] / max(medians[1:]):.2f}"] if len(medians) > 1 else []
+        rows.append([str(shape[0]), str(shape[1] or "mix"), *(f"{rate:.1f}" for rate in medians), *ratio])
+        found = {name: _normalized(each["embeddings"]) for name, each in first.items()}
+        for name in found:
+            cosines[name].append(float((found[name] * list(found.values())[min(1, len(found) - 1)]).sum(1).min()))
+    print(table(rows))
+    print("least cosine with the first peer's:", ", ".join(f"{name} {min(each):.6f}" for name, each in cosines.items()))
+
+
+def _normalized(rows: Sequence[Sequence[float]]) -> np.ndarray:
+    array = np.array(rows)
+    return array / np.linalg.norm(array, axis=1, keepdims=True)
 
 
 if __name__ == "__main__":
