@@ -20,12 +20,14 @@ namespace {
 
 constexpr int64_t kTileKeys = 16;
 constexpr int64_t kMaxTiles = kMaxTaskRows / kTileRows;
+constexpr int64_t kKeyUnit = 2 * kWidth;  // a weight is always added in the same lane of two vectors
 
 // The queries of some rows, and their results for all chunks so far: sums of weighted values, the sum of the weights,
 // and the highest score, relative to which the weights are. Scores are multiplied with `log2_scale` before they are
 // powers of two.
 struct TileRows {
   int64_t num_rows, dim, from[kTileRows], to[kTileRows];
+  int64_t begin, end;  // of the keys that any row sees
   float log2_scale, highest[kTileRows], total[kTileRows];
   alignas(64) BFloat16 q[kTileRows * kMaxHeadDim];  // [rows, H]
   alignas(64) float sums[kTileRows * kMaxHeadDim];  // [rows, H]
@@ -37,6 +39,7 @@ template <typename C, typename P>
 struct Chunk {
   int64_t first, num_tiles, num_steps;
   int64_t seen;                                         // where the first block begins that any row sees
+  int64_t low, high;                                    // of the keys that the tile of rows sees, from `first` on
   int64_t key_stride;                                   // between pairs of a key's components
   const P* tiles[kMaxChunk / kTileKeys];                // [H / 2, 16, 2], the first dimension `key_stride` apart
   const P* steps[kMaxChunk / kTileKeys];                // [kStep / 2, H, 2]
@@ -50,22 +53,22 @@ struct Chunk {
   alignas(64) P values[std::is_same<P, int8_t>::value ? 1 : kMaxChunk * kMaxHeadDim];
 };
 
-// The weights of a row: powers of two of the scores, relative to the highest one so far. `num_keys`: a multiple of 16.
+// The weights of a row: powers of two of the scores, relative to the highest one so far. `chunk.high`: a multiple of 16.
 template <typename C, typename P>
-inline void weigh_scores(const AttentionArgs& args, TileRows& rows, Chunk<C, P>& chunk, int64_t row, int64_t num_keys) {
+inline void weigh_scores(const AttentionArgs& args, TileRows& rows, Chunk<C, P>& chunk, int64_t row) {
   float* scores = chunk.scores + row * kRowStride;
   BFloat16* weights = chunk.weights + row * kMaxChunk;
   const int64_t from = rows.from[row] > chunk.first ? rows.from[row] - chunk.first : 0;
-  const int64_t to = rows.to[row] - chunk.first < num_keys ? rows.to[row] - chunk.first : num_keys;
+  const int64_t to = rows.to[row] - chunk.first < chunk.high ? rows.to[row] - chunk.first : chunk.high;
   if (from >= to) {
-    std::memset(weights, 0, num_keys * sizeof(BFloat16));
+    std::memset(weights + chunk.low, 0, (chunk.high - chunk.low) * sizeof(BFloat16));
     return;
   }
   // two vectors at a time; those between `low` and `high` have keys that the row sees
-  constexpr int64_t W = 2 * kWidth;
-  const int64_t low = from / W * W, high = (to + W - 1) / W * W;
-  std::memset(weights, 0, low * sizeof(BFloat16));
-  if (high < num_keys) std::memset(weights + high, 0, (num_keys - high) * sizeof(BFloat16));
+  constexpr int64_t W = kKeyUnit;
+  const int64_t low = from / W * W, high = round_up(to, W);
+  std::memset(weights + chunk.low, 0, (low - chunk.low) * sizeof(BFloat16));
+  if (high < chunk.high) std::memset(weights + high, 0, (chunk.high - high) * sizeof(BFloat16));
   if constexpr (kHasScales<C>)
     for (int64_t i = low; i < high; i += kWidth) store(scores + i, load(scores + i) * load(chunk.scales.keys + i));
   if (args.softcap) cap_scores(args, scores, low, high);
@@ -239,6 +242,8 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
     TileRows& rows = tiles[t];
     rows.num_rows = num_rows - t * kTileRows < kTileRows ? num_rows - t * kTileRows : kTileRows;
     rows.dim = H;
+    rows.begin = INT64_MAX;
+    rows.end = 0;
     rows.log2_scale = exponent_factor(args);
     for (int64_t r = 0; r < rows.num_rows; r++) {
       const int64_t row = first_row + t * kTileRows + r, query = head * G + row % G;
@@ -248,24 +253,30 @@ void attend_task(const AttentionArgs& args, const Sequence& sequence, int64_t he
       rows.to[r] = seen.to;
       rows.highest[r] = args.sinks ? args.sinks[query] * kLog2OfE : -kInfinity;
       rows.total[r] = args.sinks ? 1 : 0;
-      begin = rows.from[r] < begin ? rows.from[r] : begin;
-      end = rows.to[r] > end ? rows.to[r] : end;
+      rows.begin = seen.from < rows.begin ? seen.from : rows.begin;
+      rows.end = seen.to > rows.end ? seen.to : rows.end;
     }
+    begin = rows.begin < begin ? rows.begin : begin;
+    end = rows.end > end ? rows.end : end;
     std::memset(rows.sums, 0, rows.num_rows * H * sizeof(float));
   }
   chunk.seen = begin / args.block_size * args.block_size;
   constexpr int64_t kStep = Products::kStep;
   Products products;
-  // a weight is always added in the same lane: positions are multiples of two vectors
-  for (int64_t first = begin / (2 * kWidth) * (2 * kWidth), next; first < end; first = next) {
+  for (int64_t first = begin / kKeyUnit * kKeyUnit, next; first < end; first = next) {
     next = (first / kMaxChunk + 1) * kMaxChunk;
     chunk.first = first;
     find_chunk<kStep>(args, sequence, head, next < end ? next : end, chunk);
     chunk.num_next = 0;
     if constexpr (Products::kReadsAhead && !kIsUncached<C>) find_next(args, sequence, head, next, end, chunk);
     for (int64_t t = 0; t < num_tiles; t++) {
+      // with a window, a tile's rows see some of a task's keys
+      const int64_t keys = chunk.num_steps * kStep, seen = round_up(tiles[t].end - first, kKeyUnit);
+      chunk.low = tiles[t].begin > first ? (tiles[t].begin - first) / kKeyUnit * kKeyUnit : 0;
+      chunk.high = seen < keys ? seen : keys;
+      if (chunk.low >= chunk.high) continue;
       products.score(tiles[t], chunk);
-      for (int64_t r = 0; r < tiles[t].num_rows; r++) weigh_scores(args, tiles[t], chunk, r, chunk.num_steps * kStep);
+      for (int64_t r = 0; r < tiles[t].num_rows; r++) weigh_scores(args, tiles[t], chunk, r);
       products.weigh(tiles[t], chunk);
     }
   }
@@ -341,8 +352,9 @@ class DotProducts {
 
   template <int R, typename C, typename P>
   static void score_rows(const TileRows& rows, Chunk<C, P>& chunk, int64_t row) {
-    for (int64_t t = 0; t < chunk.num_tiles; t += kVectors<R>)
-      with_constant<kVectors<R>>(chunk.num_tiles - t, [&](auto count) {
+    const int64_t last = chunk.high / kTileKeys;
+    for (int64_t t = chunk.low / kTileKeys; t < last; t += kVectors<R>)
+      with_constant<kVectors<R>>(last - t, [&](auto count) {
         if constexpr (std::is_same<C, P>::value)  // copies are in the cache already
           if (row == 0)
             for (int64_t i = t; i < t + decltype(count)::value; i++)
@@ -363,7 +375,7 @@ class DotProducts {
         Floats sums[R][V];
         for (int r = 0; r < R; r++)
           for (int v = 0; v < V; v++) sums[r][v] = load(to + r * rows.dim + v * kWidth);
-        for (int64_t step = 0; step < chunk.num_steps; step++) {
+        for (int64_t step = chunk.low / kStep; step < chunk.high / kStep; step++) {
           if (row == 0 && h == 0 && step < chunk.num_next)
             fetch_ahead(chunk.next[step], rows.dim / 2, chunk.next_stride);
           const P* columns[V];
@@ -416,9 +428,10 @@ class AmxProducts {
  private:
   template <bool has_lower, typename C>
   static void score_tiles(const TileRows& rows, Chunk<C, BFloat16>& chunk) {
-    int64_t t = 0;
-    for (; t + 2 <= chunk.num_tiles; t += 2) score_columns<has_lower, true>(rows, chunk, t);
-    if (t < chunk.num_tiles) score_columns<has_lower, false>(rows, chunk, t);
+    const int64_t seen = chunk.high / kTileKeys, last = seen < chunk.num_tiles ? seen : chunk.num_tiles;
+    int64_t t = chunk.low / kTileKeys;
+    for (; t + 2 <= last; t += 2) score_columns<has_lower, true>(rows, chunk, t);
+    if (t < last) score_columns<has_lower, false>(rows, chunk, t);
   }
 
   template <bool has_lower, bool is_pair, typename C>
@@ -434,7 +447,7 @@ class AmxProducts {
   static void weigh_tiles(TileRows& rows, const Chunk<C, BFloat16>& chunk) {
     for (int64_t h = 0; h < rows.dim; h += 2 * kTileColumns) {
       load_tiles<has_lower, true>(rows.sums + h, rows.dim);
-      for (int64_t step = 0; step < chunk.num_steps; step++) {
+      for (int64_t step = chunk.low / kStep; step < chunk.high / kStep; step++) {
         const BFloat16* values = chunk.steps[step] + 2 * h;
         add_tile_products<has_lower, true>(chunk.weights + step * kStep, kMaxChunk, values, values + 2 * kTileColumns,
                                            2 * rows.dim);
