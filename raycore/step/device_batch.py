@@ -228,7 +228,7 @@ class DeviceBatch:
     def write(self, indices: Tensor, token_ids: Tensor) -> None:
         """Set the tokens at these indexes in the flat table of tokens, on the device."""
         if self.is_shared:
-            # torch's operations that are called once in a step take long: their code is no longer in the caches
+            # with few numbers, numpy's call takes a fraction of torch's
             self.host.token_ids.ravel()[indices.numpy()] = token_ids.numpy()
         else:
             self._token_ids.index_copy_(0, indices, token_ids.to(torch.int32))
