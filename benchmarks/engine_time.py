@@ -131,7 +131,7 @@ def generate(llm: LLM, num_requests: int, num_steps: int) -> None:
 
 def profile(llm: LLM, num_requests: int, args: argparse.Namespace) -> str:
     """Return the functions that take the most time of a step in the engine."""
-    llm.collective_rpc(begin_profile)
+    llm.collective_rpc(begin_profile, args=(num_requests,))
     generate(llm, num_requests, args.steps)
     found = llm.collective_rpc(end_profile, args=(args.profile,))[0]
     llm.collective_rpc(take_steps, args=(num_requests,))
@@ -171,12 +171,15 @@ def note_steps(worker: Any) -> None:
     from time import perf_counter, thread_time
 
     execute_model = worker.execute_model
-    worker.noted = []
+    worker.noted, worker.profiler, worker.num_profiled = [], None, 0
 
     def noted(plan: Any) -> Any:
+        num_decodes = 0 if plan.num_tokens else len(plan.slots) // 4
+        if worker.num_profiled and num_decodes == worker.num_profiled:
+            worker.num_profiled = 0
+            worker.profiler.enable()
         begun_s, thread_s = perf_counter(), thread_time()
         result = execute_model(plan)
-        num_decodes = 0 if plan.num_tokens else len(plan.slots) // 4
         worker.noted.append((num_decodes, (begun_s, perf_counter(), thread_s)))
         return result
 
@@ -189,22 +192,21 @@ def take_steps(worker: Any, num_requests: int) -> list[tuple[float, float, float
     return [times for num_decodes, times in noted if num_decodes == num_requests]
 
 
-def begin_profile(worker: Any) -> None:
-    """Profile this thread from now on."""
+def begin_profile(worker: Any, num_requests: int) -> None:
+    """Profile this thread from the first step of so many decodes on."""
     from cProfile import Profile
 
-    worker.profile = Profile()
-    worker.profile.enable()
+    worker.profiler, worker.num_profiled = Profile(), num_requests
 
 
 def end_profile(worker: Any, num_functions: int) -> list[tuple[float, int, str]]:
     """Return (seconds without what it calls, calls, name) of the functions that took the most."""
-    worker.profile.disable()
+    worker.profiler.disable()
     found = []
-    for entry in worker.profile.getstats():
+    for entry in worker.profiler.getstats():
         code = entry.code
         if not isinstance(code, str):
-            code = f"{code.co_filename.rpartition('/raycore/')[2].rpartition('site-packages/')[2]}:{code.co_qualname}"
+            code = f"{code.co_filename.rpartition('/raycore/')[2].rpartition('site-packages/')[2]}:{code.co_name}"
         found.append((entry.inlinetime, entry.callcount, code))
     return sorted(found, reverse=True)[:num_functions]
 

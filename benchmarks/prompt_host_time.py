@@ -6,9 +6,10 @@ A runner as on a GPU launches steps of one prompt of a model with the shapes of 
 sampler are those of a GPU, and no CUDA graph is involved. Tensors are on torch's device "meta", which has no memory.
 Triton compiles its kernels and launches them, into a driver that does nothing (`tests/support/idle_cuda.py`).
 
-Measured is the CPU time of the thread. The time that CUDA's driver takes for each launch isn't part of it. Neither is
-cuBLAS: a matrix product is one of torch's of 1 × 1 numbers, on the CPU, and the allocation of its result. Inputs aren't
-copied into pinned memory. So a host with a GPU takes some microseconds more for each launch and product.
+Measured is the CPU time of the thread: what Python, torch's dispatcher and Triton take. CUDA's driver, its caching
+allocator, the look-up of pointers, and torch's own launches aren't part of it. Neither is cuBLAS: a matrix product is
+one of torch's of 1 × 1 numbers, on the CPU, and the allocation of its result. Inputs aren't copied into pinned memory.
+So a host with a GPU takes some microseconds more for each launch and product.
 """
 
 from __future__ import annotations

@@ -65,6 +65,12 @@ class ThreadWaits:
         ]
         return sum(waits_ns) / 1e9
 
+    def read_all(self) -> None:
+        """Read all threads for a while, because others compute from now on."""
+        self._last |= self._read(self._idle)
+        self._idle = {}
+        self._num_calls = 0
+
     def _look_at_all(self, computing: Set[str], least_ns: float) -> None:
         """Find out which threads compute. `least_ns`: how long such a thread has run since the last call."""
         seen = self._read(self._idle)

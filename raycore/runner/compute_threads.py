@@ -133,7 +133,8 @@ class ThreadController:
         self.num_threads = max_threads
         self._max_threads = max_threads
         self._num_cores = num_cores
-        self._new_waits_s = new_waits_s or ThreadWaits().new_s
+        self._waits = ThreadWaits()
+        self._new_waits_s = new_waits_s or self._waits.new_s
         self._cores_used_by_others = cores_used_by_others or OtherProcesses().cores_used
         self._clock = clock
         self._in_steps_s = 0.0
@@ -171,4 +172,6 @@ class ThreadController:
     def _change(self, by: int) -> None:
         self.num_threads = max(1, self.num_threads + by)
         self._was_raised = by > 0
+        if self._was_raised:
+            self._waits.read_all()
         self._changed_s = self._clock()

@@ -121,6 +121,7 @@ class SlotBatch:
         self._num_blocks = np.zeros(num_slots, np.int64)
         self._indexes = np.arange(num_slots)
         self._ones = np.ones(num_slots, np.int64)
+        self._ones.flags.writeable = False  # steps in flight share it
         self._slot_bytes, self._slots = b"", np.empty(0, np.int64)
         """The slots of the last plan. Most plans have those of the plan before, and their steps get the same array."""
         self._tables_version = 0

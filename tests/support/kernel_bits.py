@@ -9,6 +9,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ def integer_linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
         offsets = numbers(8, *scales.shape)
         cases = [(no_zeros, False), (some_zeros, False), (offsets, False)] + [(no_zeros, True)] * (bits == 4)
         for zeros, is_e2m1 in cases:
-            for rows in ((8, 0), (8, 32), (16, 0)):
-                x = numbers(7, 19, 512).to(dtype)
+            for rows, num_rows in product(((8, 0), (8, 32), (16, 0)), (1, 3, 4, 19)):  # each way of placing rows
+                x = numbers(7, num_rows, 512).to(dtype)
                 yield ops.integer_linear(x, packed, scales, zeros, bias, bits, *rows, group_size, is_e2m1, 64)
 
 

@@ -40,7 +40,8 @@ class BoundKernel:
     def __call__(self, grid: tuple[int, int, int], *arguments: Any) -> None:
         """Launch `grid` programs on the current stream. `arguments`: the parameters that aren't constants, in order."""
         compiled = self._compiled.get(tuple(map(type, arguments)))
-        if compiled is None or knobs.runtime.launch_enter_hook.calls:
+        hook = knobs.runtime.launch_enter_hook  # a chain, or of older versions a function or None
+        if compiled is None or getattr(hook, "calls", hook):
             self._launch_by_triton(grid, arguments)
             return
         active = driver.active
@@ -49,7 +50,7 @@ class BoundKernel:
         if found is None:
             self._launch_by_triton(grid, arguments)
             return
-        run, handle, metadata = found
+        run, handle, metadata, _ = found
         stream = active.get_current_stream(device)
         run(*grid, stream, handle, metadata, None, None, None, *arguments, *self._last_arguments)
 
@@ -59,7 +60,7 @@ class BoundKernel:
             return
         compiled = self._compiled.setdefault(tuple(map(type, arguments)), _Compiled(arguments))
         key = compiled.key(driver.active.get_current_device(), arguments)
-        compiled.launches[key] = kernel.run, kernel.function, kernel.packed_metadata
+        compiled.launches[key] = kernel.run, kernel.function, kernel.packed_metadata, kernel
 
 
 class _Compiled:
@@ -68,8 +69,8 @@ class _Compiled:
     def __init__(self, arguments: tuple[Any, ...]) -> None:
         self._tensors = [index for index, argument in enumerate(arguments) if isinstance(argument, Tensor)]
         self._integers = [index for index, argument in enumerate(arguments) if isinstance(argument, int)]
-        self.launches: dict[tuple[object, ...], tuple[Any, Any, Any]] = {}
-        """What launches a kernel, its handle, and its metadata, by `key`."""
+        self.launches: dict[tuple[object, ...], tuple[Any, Any, Any, Any]] = {}
+        """What launches a kernel, its handle, its metadata, and what keeps its code loaded, by `key`."""
 
     def key(self, device: int, arguments: tuple[Any, ...]) -> tuple[object, ...]:
         """Return all that Triton compiles other code for."""

@@ -176,11 +176,14 @@ def test_rows_are_rounded_to_the_nearest_integers() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("row_bits", [8, 16])
-def test_integer_linear_gives_nan_for_rows_that_are_not_finite(bad: float, row_bits: int) -> None:
-    weight = IntegerWeight.empty(16, 24, 8, 24, row_bits, torch.device("cpu"))  # pyright: ignore
-    weight.quantize_(randn(0, 16, 24))
-    x = randn(1, 3, 24)
+@pytest.mark.parametrize(("row_bits", "row_group_size"), [(8, None), (8, 16), (16, None)])
+def test_integer_linear_gives_nan_for_rows_that_are_not_finite(
+    bad: float, row_bits: int, row_group_size: int | None
+) -> None:
+    weight = IntegerWeight.empty(16, 48, 8, 48, row_bits, torch.device("cpu"))  # pyright: ignore
+    weight.quantize_(randn(0, 16, 48))
+    weight = replace(weight, row_group_size=row_group_size)
+    x = randn(1, 3, 48)
     expected = IntegerLinear(weight, None)(x)
     x[1, 20] = bad
     found = IntegerLinear(weight, None)(x)
@@ -194,6 +197,17 @@ def test_sums_of_the_largest_integers_are_exact() -> None:
     weight.scales_OG.fill_(1)
     weight.zeros_OG.fill_(0)
     check_largest(weight, 255)
+
+
+def test_sums_of_the_largest_integers_of_a_group_are_exact() -> None:
+    """Some instruction sets add them up in 16 bits."""
+    weight = IntegerWeight.empty(16, 1024, 4, 1024, 8, torch.device("cpu"), row_group_size=32)
+    weight.words_OW.fill_(-1)
+    weight.scales_OG.fill_(1)
+    weight.zeros_OG.fill_(0)
+    for number in (127.0, -127.0):
+        found = IntegerLinear(weight, None)(torch.full((7, 1024), number))
+        assert found.tolist() == [[15 * number * 1024] * 16] * 7
 
 
 def test_sums_of_the_largest_integers_with_offsets_are_exact() -> None:

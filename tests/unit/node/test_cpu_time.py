@@ -53,6 +53,21 @@ def test_threads_that_begin_to_compute_are_found(tmp_path: Path):
     assert found[31:] == [0.2] * 10
 
 
+def test_all_threads_are_read_again_when_others_are_to_compute(tmp_path: Path):
+    def write(*seconds: int) -> None:
+        for thread_id, each in enumerate(seconds):
+            (tmp_path / str(thread_id)).mkdir(exist_ok=True)
+            (tmp_path / str(thread_id) / "schedstat").write_text(f"{each * 10**9} {each * 10**8} {each}\n")
+
+    waits = ThreadWaits(tmp_path)
+    for second in range(20):
+        write(second, 0)
+        waits.new_s()
+    waits.read_all()
+    write(20, 1)
+    assert waits.new_s() == pytest.approx(0.2)
+
+
 def test_thread_waits_are_zero_and_cores_unknown_without_the_proc_files(tmp_path: Path):
     assert ThreadWaits(tmp_path / "none").new_s() == 0.0
     assert OtherProcesses(tmp_path / "none").cores_used() is None

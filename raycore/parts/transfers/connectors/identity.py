@@ -100,7 +100,8 @@ def files_identity(config: EngineConfig, path: str | None = None) -> bytes | Non
     parts = (
         contents,
         (model.load_format, model.seed if model.load_format == "dummy" else None, model.model_loader_extra_config),
-        (model.quantization, model.cpu_activation_dtype, model.model_impl, model.hf_overrides),
+        (model.quantization, model.model_impl, model.hf_overrides),
+        *(() if model.cpu_activation_dtype == "auto" else (model.cpu_activation_dtype,)),  # kept blocks stay valid
     )
     return blake2b(msgspec.msgpack.encode(parts), digest_size=_DIGEST_BYTES, person=b"files").digest()
 
