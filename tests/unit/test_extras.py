@@ -30,7 +30,7 @@ WITH_TORCH = {"triton"}
 """torch's builds for GPUs bring it, and nothing else imports it."""
 PEERS = {
     *("vllm", "litellm", "langchain_core", "langchain_openai", "instructor", "dspy", "outlines", "lm_eval"),
-    *("hypothesis_jsonschema", "matplotlib"),
+    *("fastembed", "hypothesis_jsonschema", "matplotlib"),
 }
 """What benchmarks are compared with, and what examples do without: their pages say how to install it."""
 
