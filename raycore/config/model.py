@@ -223,8 +223,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "What the inputs of layers are rounded to whose weights are stored in integers (GGUF's quantized types, "
             "compressed-tensors, GPTQ, AWQ and MXFP4), on CPUs with the native kernels. auto: integers of 16 bits, or "
             "of 8 if the checkpoint was made for that. int8: integers of 8 bits, with a scale for each 32 inputs of a "
-            "token, for small errors in the logits. With many tokens this takes about two thirds of the time on "
-            "processors with VNNI, and with weights of 4 bits on others with x86, and elsewhere no less."
+            "token, for small errors in the logits. Steps with many tokens are faster on processors with VNNI, and "
+            "with 4-bit weights on all with AVX2. Elsewhere they aren't."
         ),
     ] = "auto"
     batch_invariant: Annotated[

@@ -240,8 +240,8 @@ class EngineOptions(VllmOptions, total=False):
     """What the inputs of layers are rounded to whose weights are stored in integers (GGUF's quantized types,
     compressed-tensors, GPTQ, AWQ and MXFP4), on CPUs with the native kernels. auto: integers of 16 bits, or of 8 if the
     checkpoint was made for that. int8: integers of 8 bits, with a scale for each 32 inputs of a token, for small errors
-    in the logits. With many tokens this takes about two thirds of the time on processors with VNNI, and with weights of
-    4 bits on others with x86, and elsewhere no less. Default: auto."""
+    in the logits. Steps with many tokens are faster on processors with VNNI, and with 4-bit weights on all with AVX2.
+    Elsewhere they aren't. Default: auto."""
     batch_invariant: bool
     """Make a token's logits bitwise independent of the other requests in its batch, of prefix caching and of
     preemption. Slower. Default: False."""

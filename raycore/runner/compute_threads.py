@@ -119,22 +119,21 @@ class ThreadController:
         max_threads: int,
         num_cores: int,
         *,
-        new_waits_s: Callable[[], float] | None = None,
+        waits: ThreadWaits | None = None,
         cores_used_by_others: Callable[[], float | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
         Args:
             num_cores: how many cores this process may use.
-            new_waits_s: how long all threads together have waited for a core since the last call.
+            waits: how long threads have waited for a core. None: those of this process.
             cores_used_by_others: how many cores other processes have used since the last call.
             clock: returns seconds.
         """
         self.num_threads = max_threads
         self._max_threads = max_threads
         self._num_cores = num_cores
-        self._waits = ThreadWaits()
-        self._new_waits_s = new_waits_s or self._waits.new_s
+        self._waits = waits or ThreadWaits()
         self._cores_used_by_others = cores_used_by_others or OtherProcesses().cores_used
         self._clock = clock
         self._in_steps_s = 0.0
@@ -147,7 +146,7 @@ class ThreadController:
         self._in_steps_s += in_step_s
         if self._in_steps_s < _LOOK_AFTER_S:
             return self.num_threads
-        waiting = self._new_waits_s() / self._in_steps_s
+        waiting = self._waits.new_s() / self._in_steps_s
         self._in_steps_s = 0.0
         unchanged_s = self._clock() - self._changed_s
         # of two threads, both stand still while one waits: one alone is faster if that is half of the time

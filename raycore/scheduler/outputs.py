@@ -30,15 +30,15 @@ class StepOutputs(SequenceEvents, eq=False):
     flush_interval_s: float = math.inf
     """The smallest flush interval among the requests with new tokens; infinite if there is no new token."""
     only_client: int | None = None
-    """The client of all sequences with new tokens. None: look at `seq_ids`."""
+    """The client of all sequences, if the step had only one. None: see `seq_ids`."""
 
     def by_client(self) -> list[tuple[int, StepOutputs]]:
         """Return (client index, outputs) for each client. If there is only one client, nothing is copied."""
         named = self.clients()
-        if self.only_client is not None:
-            named.add(self.only_client)
-        elif len(self.seq_ids):
+        if self.only_client is None:
             named |= set(np.unique(client_of(self.seq_ids)).tolist())
+        elif len(self.seq_ids):
+            named.add(self.only_client)
         if len(named) <= 1:
             return [(client, self) for client in named]
         clients = client_of(self.seq_ids)

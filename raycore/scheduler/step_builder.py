@@ -245,14 +245,16 @@ class InFlight:
         """Return the outputs that have the tokens in `new`."""
         batch = self.batch
         if len(new.rows) == len(batch.slots) and not self.has_drafts:
-            return StepOutputs(
-                seq_ids=batch.seq_ids,
-                token_ids=new.token_ids,
-                flush_interval_s=batch.flush_interval_s,
-                only_client=batch.only_client,
-            )
-        flush_interval_s = float(table.flush_interval_s[new.slots].min(initial=np.inf))
-        return StepOutputs(seq_ids=batch.seq_ids[new.rows], token_ids=new.token_ids, flush_interval_s=flush_interval_s)
+            seq_ids, flush_interval_s = batch.seq_ids, batch.flush_interval_s
+        else:
+            seq_ids = batch.seq_ids[new.rows]
+            flush_interval_s = float(table.flush_interval_s[new.slots].min(initial=np.inf))
+        return StepOutputs(
+            seq_ids=seq_ids,
+            token_ids=new.token_ids,
+            flush_interval_s=flush_interval_s,
+            only_client=batch.only_client,
+        )
 
     def live_request(self, row: int, table: SlotTable) -> Request | None:
         """Return the request at index `row` of the batch, or None if that request has left its slot."""

@@ -1,8 +1,9 @@
 """A device of CUDA that does nothing, on machines without a GPU: Triton compiles kernels and launches them.
 
-All that Triton does in Python and C is what it does with a GPU. The driver below it (`idle_cuda.cpp`) succeeds at once.
-Tensors may be on the CPU or on the device "meta". Use it in a process of its own: a process has one driver, and in
-those of other tests, Triton interprets kernels.
+Triton does in Python and C what it does with a GPU, but for the device and the stream, which are constants. The driver
+below it (`idle_cuda.cpp`) succeeds at once. Tensors may be on the CPU, or on the device "meta", whose pointers are 0
+and aren't looked up. Use it in a process of its own: a process has one driver, and in those of other tests, Triton
+interprets kernels.
 """
 
 from __future__ import annotations

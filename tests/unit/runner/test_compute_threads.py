@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+from raycore.node.cpu_time import ThreadWaits
 from raycore.runner.compute_threads import ComputeThreads, ThreadController
+
+
+class Waits(ThreadWaits):
+    """Those that a function tells."""
+
+    def __init__(self, new_s: Callable[[], float]) -> None:
+        self.new_s = new_s
+        self.num_read_all = 0
+
+    def read_all(self) -> None:
+        self.num_read_all += 1
 
 
 class Machine:
@@ -19,7 +31,7 @@ class Machine:
         self._is_known = is_known
         self._waited_s = 0.0
         self.controller = ThreadController(
-            4, 4, new_waits_s=self._new_waits_s, cores_used_by_others=self._used, clock=lambda: self.now_s
+            4, 4, waits=Waits(self._new_waits_s), cores_used_by_others=self._used, clock=lambda: self.now_s
         )
 
     def step(self, seconds: float = 0.2) -> int:
@@ -80,7 +92,7 @@ def test_the_use_of_cores_between_steps_does_not_count():
         return since
 
     controller = ThreadController(
-        2, 2, new_waits_s=lambda: waited_s, cores_used_by_others=cores_used, clock=lambda: now_s
+        2, 2, waits=(waits := Waits(lambda: waited_s)), cores_used_by_others=cores_used, clock=lambda: now_s
     )
     assert controller.note(0.2) == 1
     waited_s = 0.0
@@ -89,7 +101,9 @@ def test_the_use_of_cores_between_steps_does_not_count():
         assert controller.note(0.2) == 1
     used, now_s = 2.0, now_s + 1.0
     controller.resume()
+    assert waits.num_read_all == 0
     assert controller.note(0.2) == 2
+    assert waits.num_read_all == 1, "the thread that is added wasn't read"
 
 
 def test_no_thread_is_added_if_the_use_of_cores_is_unknown():

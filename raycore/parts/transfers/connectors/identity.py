@@ -101,7 +101,8 @@ def files_identity(config: EngineConfig, path: str | None = None) -> bytes | Non
         contents,
         (model.load_format, model.seed if model.load_format == "dummy" else None, model.model_loader_extra_config),
         (model.quantization, model.model_impl, model.hf_overrides),
-        *(() if model.cpu_activation_dtype == "auto" else (model.cpu_activation_dtype,)),  # kept blocks stay valid
+        # the default adds nothing, so that blocks that were kept before there was this option are found
+        *(() if model.cpu_activation_dtype == "auto" else (model.cpu_activation_dtype,)),
     )
     return blake2b(msgspec.msgpack.encode(parts), digest_size=_DIGEST_BYTES, person=b"files").digest()
 
