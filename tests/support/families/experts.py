@@ -1,0 +1,92 @@
+"""Toys of families with experts, and plain attention. See `FAMILIES`."""
+
+from __future__ import annotations
+
+from families.toy import Toy
+
+EXPERTS: dict[str, Toy] = {
+    # experts in groups, chosen by corrected scores; a dense layer first, and shared experts
+    "glm4_moe": Toy(
+        "Glm4MoeConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "use_qk_norm": True,
+            "attention_bias": True,
+        },
+    ),
+    # a clamp that gates reach, and biases wherever there can be one
+    "gpt_oss": Toy(
+        "GptOssConfig",
+        {
+            "head_dim": 32,
+            "intermediate_size": 32,
+            "num_key_value_heads": 2,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "sliding_window": 17,
+        },
+    ),
+    "gpt_oss_mxfp4": Toy(
+        "GptOssConfig",
+        {
+            "head_dim": 32,
+            "intermediate_size": 64,
+            "num_key_value_heads": 2,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "layer_types": ["full_attention", "sliding_attention"],
+            "sliding_window": 17,
+        },
+    ),
+    "minimax_m2": Toy(
+        "MiniMaxM2Config",
+        {
+            "head_dim": 32,
+            "intermediate_size": 32,
+            "num_key_value_heads": 2,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "mixtral": Toy(
+        "MixtralConfig",
+        {"num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 2, "tie_word_embeddings": False},
+    ),
+    # a shared expert with a gate
+    "qwen2_moe": Toy(
+        "Qwen2MoeConfig",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 48,
+            "mlp_only_layers": [1],
+        },
+    ),
+    # a dense layer between sparse ones
+    "qwen3_moe": Toy(
+        "Qwen3MoeConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "tie_word_embeddings": True,
+        },
+    ),
+}

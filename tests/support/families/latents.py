@@ -1,0 +1,52 @@
+"""Toys of families with latent attention. See `FAMILIES`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from families.toy import Toy
+
+STRETCHED = {
+    "rope_type": "yarn",
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "rope_theta": 10000.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.3,
+}
+
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 20,
+    "num_hidden_layers": 3,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
+"""Latent attention, and experts after a dense layer."""
+
+LATENTS: dict[str, Toy] = {
+    "deepseek_v2": Toy(
+        "DeepseekV2Config",
+        LATENT | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "rope_parameters": STRETCHED},
+    ),
+    "deepseek_v2_lite": Toy("DeepseekV2Config", LATENT | {"q_lora_rank": None}),
+    # a query's vector, experts in groups, and scores that grow where positions are stretched
+    "deepseek_v3": Toy("DeepseekV3Config", LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": STRETCHED}),
+    # no query's vector, halves of heads that are rotated with each other, and no experts
+    "deepseek_v3_dense": Toy(
+        "DeepseekV3Config",
+        LATENT | {"q_lora_rank": None, "first_k_dense_replace": 3, "rope_interleave": False, "attention_bias": False},
+    ),
+    "glm4_moe_lite": Toy(
+        "Glm4MoeLiteConfig",
+        LATENT | {"n_group": 2, "topk_group": 1, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+}
