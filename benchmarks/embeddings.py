@@ -12,8 +12,8 @@ the last token, can be given with `--decoder`, for raycore and vLLM.
 Each engine is a process (`embedding_engines.py`) on all cores. vLLM is bound to them and has Intel's OpenMP, as its
 documentation recommends, and runs compiled. Those that pad texts have the batch size that is best for the shape.
 fastembed computes in float32 in both tables, and OpenVINO in what it chooses by itself in that of bfloat16. All
-processes are there the whole time, and take turns: each shape has `--repeats` rounds, and each round a timing of each
-engine. The tables have medians, and `ratio` is raycore over the best peer.
+processes are there the whole time, and take turns, with a rest between them: each shape has `--repeats` rounds, and
+each round a timing of each engine. The tables have medians, and `ratio` is raycore over the best peer.
 
     python benchmarks/embeddings.py [--peer-python VLLM/bin/python] [--onnx-python OTHERS/bin/python]
 """
@@ -44,6 +44,8 @@ SHAPES: list[Shape] = [(1, 32), (1, 128), (1, 512), (64, 32), (64, 128), (64, 51
 NUM_WORDS = 29_000
 SETTLE_S = 20.0
 """How long engines rest after their start. Meanwhile raycore starts the standby of its rank."""
+REST_S = 1.5
+"""How long all engines rest before a timing. vLLM's threads spin for up to a second after their last text."""
 MINILM = {"hidden_size": 384, "intermediate_size": 1536}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "minilm6": ("Bert", "mean", {"num_attention_heads": 12, "num_hidden_layers": 6, **MINILM}),
@@ -83,6 +85,7 @@ class Engine:
     def time(self, shape: Shape) -> dict[str, Any]:
         """Have the engine compute the shape's texts once, and return its report."""
         assert self._process.stdin is not None
+        time.sleep(REST_S)
         print(*shape, file=self._process.stdin, flush=True)
         return self.answer()
 
