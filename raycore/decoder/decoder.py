@@ -7,7 +7,7 @@ hidden size, O fused query, key and value rows, N heads, H elements of a head, V
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
 from typing import Any, ClassVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.mixer import Mixer
-from raycore.decoder.network import NO_TAPS, Network, RunLayer, Taps, WeightParts
+from raycore.decoder.network import NO_TAPS, ComputeLayer, Network, RunLayers, Taps, WeightParts
 from raycore.layers.feed_forward import FeedForward
 from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
 from raycore.layers.operations import Norm, Operations
@@ -117,22 +117,20 @@ class Decoder(Network):
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
-        run_layer: RunLayer | None = None,
+        run_layers: RunLayers | None = None,
     ) -> Tensor:
         h_TD = self.embed(inputs) if inputs.dim() == 1 else inputs
-        last = self._layers[-1]
+        run_layers = run_layers or _run_one_by_one
         keeps_all = rows_R is None or not self.stage.is_last
-        for index, layer in zip(self.stage.layers, self._layers, strict=True):
-            if index in taps:
-                taps[index](h_TD)
-            if layer is last and not keeps_all:
-                h_TD = layer(h_TD, attention, rows_R)
-            elif run_layer is None:
-                h_TD = layer(h_TD, attention)
-            else:
-                h_TD = run_layer(layer, h_TD, attention)
-            if layer is not last:
-                after_layer()
+        begun, num_whole = 0, len(self._layers) - (not keeps_all)
+        for layer in [layer for layer in self.stage.layers if layer in taps] if taps else []:
+            tapped = layer - self.stage.layers.start
+            h_TD = run_layers(self._layers[begun:tapped], h_TD, attention, after_layer)
+            taps[layer](h_TD)
+            begun = tapped
+        h_TD = run_layers(self._layers[begun:num_whole], h_TD, attention, after_layer)
+        if not keeps_all:
+            h_TD = self._layers[-1](h_TD, attention, rows_R)
         return self._final_norm(h_TD) if self.stage.is_last else h_TD
 
     @property
@@ -197,6 +195,15 @@ class Decoder(Network):
         assert self._embed_VD is not None, "only the first stage has the embedding"
         h_TD = embed(self._embed_VD, self._vocab_start, token_ids_T, self._ranks)
         return h_TD if self._embedding_multiplier == 1.0 else h_TD.mul_(self._embedding_multiplier)
+
+
+def _run_one_by_one(
+    layers: Sequence[ComputeLayer], h_TD: Tensor, attention: Attention, after_layer: Callable[[], None]
+) -> Tensor:
+    for layer in layers:
+        h_TD = layer(h_TD, attention)
+        after_layer()
+    return h_TD
 
 
 def embed(embed_VD: Tensor | IntegerEmbedding, vocab_start: int, token_ids_T: Tensor, ranks: TensorParallel) -> Tensor:

@@ -24,8 +24,8 @@ Taps = Mapping[int, Callable[[Tensor], None]]
 NO_TAPS: Taps = {}
 ComputeLayer = Callable[[Tensor, Attention], Tensor]
 """A layer all of whose rows are kept. May overwrite the hidden states [T, D] that it gets."""
-RunLayer = Callable[[ComputeLayer, Tensor, Attention], Tensor]
-"""Computes a layer in its place."""
+RunLayers = Callable[[Sequence[ComputeLayer], Tensor, Attention, Callable[[], None]], Tensor]
+"""Computes layers that follow each other in their place. Calls a function after each one, or after several."""
 
 
 class FollowsPlans(Protocol):
@@ -84,7 +84,7 @@ class Network(ABC):
 
     @property
     def can_record_layers(self) -> bool:
-        """Whether `forward` takes `run_layer`, and what a layer calls is the same in every step."""
+        """Whether `forward` takes `run_layers`, and what a layer calls is the same in every step."""
         return False
 
     @property
@@ -105,7 +105,7 @@ class Network(ABC):
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
-        run_layer: RunLayer | None = None,
+        run_layers: RunLayers | None = None,
     ) -> Tensor:
         """Run the layers of the stage.
 
@@ -114,9 +114,10 @@ class Network(ABC):
                 that the stage before has returned. Both may be overwritten.
             attention: what `around` has returned, after its `begin`.
             rows_R: in the last stage, the rows that are kept. None: all.
-            after_layer: called after each layer but the last one.
+            after_layer: called after each layer but the last one, and maybe after that. `run_layers` may call it after
+                several.
             taps: get the inputs of some layers, and may change them. Empty unless `takes_taps`.
-            run_layer: computes layers. None: they do it themselves, as always unless `can_record_layers`.
+            run_layers: computes layers. None: they do it themselves, as always unless `can_record_layers`.
 
         Returns: in the last stage, the final hidden states [R, D]; in others, those [T, D] for the next stage.
         """

@@ -21,7 +21,7 @@ from raycore.attention.spec import Attention, MixerConstants
 from raycore.checkpoint.stages import Stage
 from raycore.decoder.attention_mixer import AttentionMixer
 from raycore.decoder.decoder import embed
-from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayer, Taps
+from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayers, Taps
 from raycore.encoder.weights import EncoderLayerWeights, EncoderWeights, NormWeights
 from raycore.layers.feed_forward import DenseFeedForward
 from raycore.layers.operations import AddNorm, Operations
@@ -97,11 +97,11 @@ class Encoder(Network):
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
-        run_layer: RunLayer | None = None,
+        run_layers: RunLayers | None = None,
     ) -> Tensor:
         """Return the final hidden states float32[R, D] of tokens [T]. See `Network.forward`."""
         assert not taps, "encoders have no drafters"
-        assert run_layer is None, "encoders' layers aren't recorded"
+        assert run_layers is None, "encoders' layers aren't recorded"
         stream = self._embed(inputs)
         for layer in self._layers[:-1]:
             stream = layer(stream, attention)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from raycore.attention.spec import Attention, MixerConstants
 from raycore.checkpoint.stages import Stage
-from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayer, Taps
+from raycore.decoder.network import NO_TAPS, FollowsPlans, Network, RunLayers, Taps
 from raycore.errors import InvalidCheckpoint
 from raycore.fallback.description import check_calls
 from raycore.fallback.interface import PagedCalls, answer_with
@@ -120,11 +120,11 @@ class TransformersDecoder(Network):
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
-        run_layer: RunLayer | None = None,
+        run_layers: RunLayers | None = None,
     ) -> Tensor:
         """Return the final hidden states [R, D] of tokens [T]. See `Network.forward`."""
         assert not taps, "such drafters are refused"
-        assert run_layer is None, "transformers' layers aren't recorded"
+        assert run_layers is None, "transformers' layers aren't recorded"
         self._calls.begin(attention, after_layer)
         hidden_TD = self._hidden(inputs, self._positions_1T)
         self._calls.end()

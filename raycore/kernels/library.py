@@ -48,6 +48,11 @@ def choose(instruction_set: str) -> str | None:
     return _name(_library().raycore_choose(instruction_set.encode()))
 
 
+def link_recordings(first: int, second: int) -> None:
+    """Say which recording follows another one, so that `replay` can replay both. Numbers are of `end_recording`."""
+    _library().raycore_link_recordings(first, second)
+
+
 def delete_recording(number: int) -> None:
     """Forget what `end_recording` has returned."""
     _library().raycore_delete_recording(number)
@@ -133,6 +138,8 @@ def _library() -> ctypes.CDLL:
         function.argtypes, function.restype = [ctypes.c_char_p], ctypes.c_char_p
     if hasattr(library, "raycore_missing"):
         library.raycore_missing.argtypes, library.raycore_missing.restype = [], ctypes.c_char_p
+    library.raycore_link_recordings.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+    library.raycore_link_recordings.restype = None
     library.raycore_delete_recording.argtypes, library.raycore_delete_recording.restype = [ctypes.c_uint64], None
     return library
 

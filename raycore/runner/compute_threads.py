@@ -51,7 +51,7 @@ class Weighed(Protocol):
 
 
 class ComputeThreads:
-    """The compute threads of one worker's steps. Call `begin_step`, `adapt` after each layer, and `end_step`."""
+    """The compute threads of one worker's steps. Call `begin_step`, `adapt` after some layers, and `end_step`."""
 
     def __init__(self, max_threads: int = 1, *, is_fixed: bool = False) -> None:
         """`is_fixed`: use `max_threads` in every large step."""

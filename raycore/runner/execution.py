@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.network import RunLayer
+from raycore.decoder.network import RunLayers
 from raycore.parts.adapters.layers import AdapterRows
 from raycore.runner.decode_graphs import DecodeGraphs
 from raycore.step.device_batch import StepTensors
@@ -20,7 +20,7 @@ class StepExecution:
         """Return what `compute` returns, which runs the layers of the step that has begun."""
         return compute()
 
-    def of_step(self, num_rows: int, attention: Attention) -> RunLayer | None:
+    def of_step(self, num_rows: int, attention: Attention) -> RunLayers | None:
         """Return what computes layers in the step that has begun. None: they do it themselves.
 
         `attention`: the step's attention, or what profiles it.

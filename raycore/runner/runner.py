@@ -201,7 +201,7 @@ class ModelRunner:
 
         def compute() -> Tensor:
             inputs = self._source.read(step, tensors)
-            run_layer = self._execution.of_step(len(inputs), attention)
-            return self._network.forward(inputs, attention, kept, self._threads.adapt, taps, run_layer)
+            run_layers = self._execution.of_step(len(inputs), attention)
+            return self._network.forward(inputs, attention, kept, self._threads.adapt, taps, run_layers)
 
         return self._execution.run(compute, tensors)

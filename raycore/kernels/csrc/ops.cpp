@@ -1107,9 +1107,10 @@ void end_recording(StackValue* stack, uint64_t, uint64_t) {
   stack[0] = is_usable ? reinterpret_cast<StackValue>(ended) : 0;
 }
 
-// Calls what was recorded, with other inputs.
+// Calls what was recorded, with other inputs: so many linked recordings.
 void replay(StackValue* stack, uint64_t, uint64_t) {
-  stack[0] = reinterpret_cast<const Recording*>(stack[0])->replay(stack + 1, replayed);
+  const Recording* first = reinterpret_cast<const Recording*>(stack[0]);
+  stack[0] = first->replay(static_cast<int64_t>(stack[1]), stack + 2, replayed);
 }
 
 struct Op {
@@ -1199,7 +1200,7 @@ const Op kOps[] = {
     {"merge_parts", "merge_parts(Tensor parts, Tensor sinks, Tensor like) -> Tensor", Boxed<merge_parts>::call},
     {"begin_recording", "begin_recording(Tensor x, Tensor tables, Tensor sequences) -> ()", begin_recording},
     {"end_recording", "end_recording(Tensor result) -> int", end_recording},
-    {"replay", "replay(int recording, Tensor(a!) x, Tensor tables, Tensor sequences) -> Tensor", replay},
+    {"replay", "replay(int recording, int count, Tensor(a!) x, Tensor tables, Tensor sequences) -> Tensor", replay},
 };
 
 const char* missing = nullptr;  // see `raycore_missing`
@@ -1266,6 +1267,11 @@ RAYCORE_EXPORT const char* raycore_choose(const char* choice) {
 // The best instruction set that the last `raycore_choose` could have used if the library had its kernels. Null: none.
 RAYCORE_EXPORT const char* raycore_missing() {
   return raycore::missing;
+}
+
+// Says that the second recording follows the first one.
+RAYCORE_EXPORT void raycore_link_recordings(uint64_t first, uint64_t second) {
+  reinterpret_cast<raycore::Recording*>(first)->link(reinterpret_cast<const raycore::Recording*>(second));
 }
 
 // Forgets what was recorded.

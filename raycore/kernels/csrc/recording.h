@@ -3,7 +3,7 @@
 // A layer with one row is computed in microseconds, and Python takes as long for each operation. A recording calls all
 // of a layer's operations at once. It tells their tensors apart: some are the recording's inputs, some are results of
 // earlier calls, and all others are constants, such as weights. A constant may get other memory, but stays the same
-// object.
+// object. Recordings of layers that follow each other are linked, so that one call replays several of them.
 
 #pragma once
 
@@ -65,6 +65,14 @@ struct ReplayedValues {
       if (i != kept) delete_tensor(values[i]);
     count = 0;
   }
+  // Goes on with the first of the inputs of another recording. The others stay.
+  void go_on_with(int result) {
+    const StackValue first = values[result];
+    for (int i = 0; i < count; i++)
+      if (i != result && (i == 0 || i >= kRecordedInputs)) delete_tensor(values[i]);
+    values[0] = first;
+    count = kRecordedInputs;
+  }
 };
 
 class Recording {
@@ -114,15 +122,31 @@ class Recording {
   // Says which value is the result of the recording. Returns whether it can be used.
   bool end(StackValue result) {
     result_ = find_value(result);
-    return is_usable_ && result_ >= 0;
+    return is_usable_ && (result_ == 0 || result_ >= kRecordedInputs);
+  }
+  // Says which recording goes on with the result.
+  void link(const Recording* next) { next_ = next; }
+
+  // Calls everything of so many recordings again, which follow each other, and returns the result of the last one.
+  // Takes the inputs.
+  StackValue replay(int64_t num_recordings, const StackValue* inputs, ReplayedValues& replayed) const {
+    replayed.count = kRecordedInputs;
+    std::memcpy(replayed.values, inputs, kRecordedInputs * sizeof(StackValue));
+    const Recording* last = this;
+    last->call_all(replayed);
+    while (--num_recordings > 0) {
+      replayed.go_on_with(last->result_);
+      last = last->next_;
+      last->call_all(replayed);
+    }
+    replayed.delete_all_but(last->result_);
+    return replayed.values[last->result_];
   }
 
-  // Calls everything again, and returns the result. Takes the inputs.
-  StackValue replay(const StackValue* inputs, ReplayedValues& replayed) const {
+ private:
+  void call_all(ReplayedValues& replayed) const {
     StackValue* const values = replayed.values;
     StackValue stack[kMaxRecordedArguments];
-    replayed.count = kRecordedInputs;
-    std::memcpy(values, inputs, kRecordedInputs * sizeof(StackValue));
     for (int c = 0; c < num_calls_; c++) {
       const RecordedCall& call = calls_[c];
       for (int i = 0; i < call.num_arguments; i++) {
@@ -133,11 +157,7 @@ class Recording {
       call.function(stack, call.num_arguments, call.num_results);
       for (int i = 0; i < call.num_results; i++) values[replayed.count++] = stack[i];
     }
-    replayed.delete_all_but(result_);
-    return values[result_];
   }
-
- private:
   static StackValue copy_of(StackValue tensor) {
     TensorHandle copy;
     torch_functions.aoti_torch_new_tensor_handle(reinterpret_cast<TensorHandle>(tensor), &copy);
@@ -159,6 +179,7 @@ class Recording {
 
   bool is_usable_;
   int num_calls_, num_values_, result_;
+  const Recording* next_;
   RecordedCall calls_[kMaxRecordedCalls];
   TensorKey keys_[kMaxRecordedValues];
 };

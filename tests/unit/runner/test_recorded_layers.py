@@ -100,6 +100,44 @@ def test_recorded_layers_compute_the_same_bits(family: str, dtype: str, tmp_path
     plain.shutdown()
 
 
+def test_several_layers_are_replayed_at_once(tmp_path: Path) -> None:
+    path = make_checkpoint("qwen3", tmp_path, num_hidden_layers=6)
+    worker, plain = start(path), start(path)
+    plain._core.runner._execution = BY_OPERATION
+    layers, counts = cast(RecordedLayers, worker._core.runner._execution), list[int]()
+    replay = layers._replay
+    layers._replay = lambda number, count, *tensors: counts.append(count) or replay(number, count, *tensors)
+    for one, other in zip(run(worker), run(plain), strict=True):
+        assert torch.equal(one, other)
+    # in the prompt's step, the last layer computes one row to the end, without a recording
+    assert counts[-2 - 2 * NUM_STEPS :] == [4, 1, *[4, 2] * NUM_STEPS]
+    worker.shutdown()
+    plain.shutdown()
+
+
+def test_tapped_layers_are_replayed_apart(tmp_path: Path) -> None:
+    worker = start(make_checkpoint("qwen3", tmp_path, num_hidden_layers=6))
+    plain = list(run(worker))
+    network, inputs = worker._core.model.network, list[Tensor]()
+    forward = network.forward
+
+    def tapped(*args: Any) -> Tensor:
+        inputs.clear()
+        taps = {layer: lambda h_TD: inputs.append(h_TD.clone()) for layer in (0, 1, 5)}
+        return forward(*args[:4], taps, *args[5:])
+
+    network.forward = tapped
+    found: list[list[Tensor]] = []
+    for execution in (worker._core.runner._execution, BY_OPERATION):
+        worker._core.runner._execution = execution
+        for one, other in zip(plain, run(worker), strict=True):
+            assert torch.equal(one, other)
+        found.append([*inputs])
+    assert len(found[0]) == 3
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+    worker.shutdown()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_recordings_compute_with_weights_that_have_changed(dtype: str, tmp_path: Path) -> None:
     first, second = (make_checkpoint("qwen3", tmp_path / name) for name in ("first", "second"))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention
 from raycore.checkpoint.stages import Stage
-from raycore.decoder.network import NO_TAPS, Network, RunLayer, Taps
+from raycore.decoder.network import NO_TAPS, Network, RunLayers, Taps
 from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -54,7 +54,7 @@ class NoLayers(Network):
         rows_R: Tensor | None = None,
         after_layer: Callable[[], None] = lambda: None,
         taps: Taps = NO_TAPS,
-        run_layer: RunLayer | None = None,
+        run_layers: RunLayers | None = None,
     ) -> Tensor:
         """Return the inputs, which nobody reads. Taps have no layer. See `Network.forward`."""
         hidden_TD = inputs if inputs.is_floating_point() else self.vocabulary.embed(inputs)
