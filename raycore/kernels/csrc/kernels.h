@@ -12,6 +12,10 @@ namespace raycore {
 
 enum DType : int32_t { kFloat32, kBFloat16, kFloat16, kNumDTypes };
 
+// Whether this processor reads weights faster from beginning to end than several panels side by side: see
+// panel_linear.h.
+extern bool reads_in_order;
+
 typedef void (*RangeFunction)(int64_t begin, int64_t end, void* context);
 
 // Torch's threads.

@@ -17,6 +17,7 @@
 namespace raycore {
 
 TorchFunctions torch_functions;
+bool reads_in_order = false;
 #if defined(__x86_64__)
 void (*parts[kNumParts])(Kernels&) = {};
 bool (*pairs_are_faster)() = nullptr;
@@ -1241,7 +1242,10 @@ bool choose(const char* choice) {
   for (const auto& set : sets) {
     if (!is_wanted(set.name) || !set.is_had) continue;
     if (is_auto && set.parts == bf16 && pairs_are_faster && !pairs_are_faster()) continue;
-    if (use(set.parts)) return true;
+    if (use(set.parts)) {
+      reads_in_order = set.parts == bf16 && processor.is_zen4;
+      return true;
+    }
     if (!missing) missing = set.name;
   }
 #elif defined(__aarch64__)

@@ -1,7 +1,9 @@
 // A linear layer whose weight is packed in panels of 16 outputs.
 //
 // With few rows, a product waits for memory. Then more panels are read side by side, and each a little ahead: a core's
-// own fetching ahead begins anew in each page, so that panel by panel it falls behind the memory.
+// own fetching ahead begins anew in each page, so that panel by panel it falls behind the memory. Zen 4 does not: with
+// one or two rows, it reads a tenth to a quarter more panel by panel. What it fetches then passes by the caches, which
+// keep what Python needs between kernels.
 //
 // A weight may be stored in fewer bits than the rows have. Then it is widened as it is read, so that results are the
 // same as with the wide weight. Rows in 16 bits are widened, too, except in bfloat16 on processors that multiply its
@@ -30,6 +32,8 @@ constexpr int64_t kLeastCycles = 20000;                // about 10 us, which mak
 constexpr int kRegisters = kWidth == 8 ? 16 : 32;
 constexpr int kMostPanels = 8;                         // that are read side by side
 constexpr int64_t kAheadBytes = 1024;                  // of each of them, with few rows
+constexpr int64_t kInOrderAheadBytes = 512;            // of one panel after the other
+constexpr int kInOrderRows = 2;                        // with more, their inputs are loaded too often
 
 template <typename T>
 constexpr bool kIsFloat = std::is_same<T, float>::value;
@@ -121,6 +125,13 @@ void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int6
     for (int v = 0; v < V; v++) store(sums + r * block.sums_stride + v * kWidth, own[r][v]);
 }
 
+// Fetches what is read soon after `from`, in each of P panels.
+template <int P>
+inline void fetch_ahead(const char* from) {
+  if constexpr (P > 1) __builtin_prefetch(from + kAheadBytes);
+  else __builtin_prefetch(from + kInOrderAheadBytes, 0, 0);
+}
+
 template <typename X, typename W, int P, int R>
 void add_few_products(const PanelBlock<X>& block, const W* weight, int64_t panel_size) {
   constexpr int V = P * kVectors;
@@ -131,7 +142,7 @@ void add_few_products(const PanelBlock<X>& block, const W* weight, int64_t panel
   for (int64_t i = 0; i < block.num_inputs; i += kPair<W>)
     for (int v = 0; v < V; v++) {
       const W* from = weight + v / kVectors * panel_size + i * kPanelOutputs + v % kVectors * kPair<W> * kWidth;
-      if (v % kVectors == 0) __builtin_prefetch(reinterpret_cast<const char*>(from) + kAheadBytes);
+      if (v % kVectors == 0) fetch_ahead<P>(reinterpret_cast<const char*>(from));
       Floats first, second;
       if constexpr (kMultipliesPairs<X>) std::memcpy(&first, from, sizeof(Floats));
       else if constexpr (kPair<W> == 2) widen(from, kWidth, first, second);
@@ -151,7 +162,7 @@ void add_few_products(const PanelBlock<X>& block, const W* weight, int64_t panel
 template <typename X, typename W, int R, int P = panels_at_once(R)>
 int add_first_panels(const PanelBlock<X>& block, const W* weight, int64_t panel_size, int64_t left) {
   if constexpr (P > 1)
-    if (left < P) return add_first_panels<X, W, R, P / 2>(block, weight, panel_size, left);
+    if (left < P || (R <= kInOrderRows && reads_in_order)) return add_first_panels<X, W, R, P / 2>(block, weight, panel_size, left);
   add_few_products<X, W, P, R>(block, weight, panel_size);
   return P;
 }
@@ -367,7 +378,8 @@ void panel_linear(const PanelLinearArgs& args, const Threads& threads) {
   const int64_t least = kLeastCycles / panel_cycles + 1, most = kTaskSums<X> / kPanelOutputs / rows_each / 2 * 2;
   const int64_t even_panels = num_panels * num_blocks / (kTasksEach * threads.count);
   const int64_t wanted = clamp(even_panels, least, kTaskPanels<X> > least ? kTaskPanels<X> : least);
-  const int64_t side_by_side = args.num_rows <= kFewRows ? panels_at_once(args.num_rows) : 2;
+  const bool in_order = reads_in_order && args.num_rows <= kInOrderRows;
+  const int64_t side_by_side = args.num_rows <= kFewRows && !in_order ? panels_at_once(args.num_rows) : 2;
   const int64_t multiple = panels_each(num_panels, side_by_side, threads);
   const int64_t task_panels = round_up(wanted < most ? wanted : most, multiple);
   const int64_t tasks_each = (num_panels + task_panels - 1) / task_panels;

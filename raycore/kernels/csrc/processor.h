@@ -25,11 +25,15 @@ constexpr uint64_t bit(int index) {
 class Processor {
  public:
   bool has_avx2 = false, has_avx512 = false, has_avx_vnni = false, has_vnni = false, has_bf16 = false;
+  bool is_zen4 = false;
 
   // See `cpuid` and `xgetbv` in Intel's Software Developer's Manual, volume 2.
   Processor() {
     uint32_t eax, ebx, ecx, edx;
+    if (!__get_cpuid_count(0, 0, &eax, &ebx, &ecx, &edx)) return;
+    const bool is_amd = ebx == 0x68747541 && edx == 0x69746e65 && ecx == 0x444d4163;  // AuthenticAMD
     if (!__get_cpuid_count(1, 0, &eax, &ebx, &ecx, &edx)) return;
+    const uint32_t family = (eax >> 8 & 15) + (eax >> 20 & 255);
     const uint64_t fma = bit(12), f16c = bit(29), saves_state = bit(27);
     if (!has_bits(ecx, fma | f16c | saves_state)) return;
     uint32_t low, high;
@@ -47,6 +51,7 @@ class Processor {
     if (!has_subleaf || !__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) return;
     has_avx_vnni = has_avx2 && has_bits(eax, avx_vnni);
     has_bf16 = has_vnni && has_bits(eax, bf16);
+    is_zen4 = is_amd && family == 0x19 && has_bf16;
   }
 
   // Whether AMX may be used. Linux allows it to a process that asks for it.
