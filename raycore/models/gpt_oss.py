@@ -47,6 +47,7 @@ def _parts(config: JsonFields) -> Parts:
         has_bias=True,
         names=ExpertNames(router="router"),
         is_interleaved=True,
+        is_transposed=True,
         size_key="intermediate_size",
     )
     return plain_parts(

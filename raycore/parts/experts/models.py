@@ -10,6 +10,7 @@ __all__ = [
     "ExpertShare",
     "MoeSpec",
     "SharedExperts",
+    "StackedNames",
     "check_groups",
     "experts_of",
     "grouped_sigmoid_router",
@@ -40,11 +41,21 @@ _FLOAT32_BYTES, _INT64_BYTES = 4, 8
 _NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
+class StackedNames(msgspec.Struct, frozen=True):
+    """What checkpoints call the parts of a sparse layer whose experts are stacked."""
+
+    block: str = "mlp"
+    """The sparse layer itself."""
+    gate_up: str = "experts.gate_up_proj"
+    """The tensor that has gate and up of all experts. That of their biases ends with `_bias`."""
+    down: str = "experts.down_proj"
+
+
 class ExpertNames(msgspec.Struct, frozen=True):
     """What checkpoints call the parts of a sparse layer."""
 
     block: str = "mlp"
-    """The sparse layer itself, unless experts are stacked: then it is `mlp`."""
+    """The sparse layer itself, unless experts are stacked."""
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
@@ -52,6 +63,7 @@ class ExpertNames(msgspec.Struct, frozen=True):
     correction: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
     shared_gate: str = "shared_expert_gate"
+    stacked: StackedNames = StackedNames()
 
 
 class ExpertShare(NamedTuple):
@@ -122,9 +134,12 @@ class MoeSpec(FeedForwardSpec, frozen=True):
     """The key of `intermediate_size` in config.json."""
     has_bias: bool = False
     """Whether the experts' projections have biases. Those of shared experts have none."""
+    correction_shape: tuple[int, ...] = (ROWS,)
+    """That of the tensor of `ExpertChoice.has_correction`."""
     is_interleaved: bool = False
-    """Whether gate and up alternate in stacked experts, which then have a row for each input. Otherwise, they have a
-    row for each output, first those of the gate."""
+    """Whether gate and up alternate in stacked experts. Otherwise, those of the gate come first."""
+    is_transposed: bool = False
+    """Whether stacked experts have a row for each input, in form `stacked`. Otherwise, one for each output."""
     form: Literal["single", "stacked", "mxfp4"] = "single"
     """How a checkpoint has experts: each has tensors of its own, or all of a layer are in one tensor, or in one of
     MXFP4's numbers and one of scales. `stored` brings it in line with the files."""
@@ -142,7 +157,7 @@ class MoeSpec(FeedForwardSpec, frozen=True):
     @property
     def block(self) -> str:
         """What the names of a sparse layer's tensors begin with."""
-        return f"{self.names.block if self.form == 'single' else 'mlp'}."
+        return f"{self.names.block if self.form == 'single' else self.names.stacked.block}."
 
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
@@ -162,30 +177,35 @@ class MoeSpec(FeedForwardSpec, frozen=True):
         )
 
     def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
-        def of_experts(field: str, name: str, *row: int, is_float32: bool = self.router.in_float32) -> PartTensor:
-            return PartTensor(field, (whole(self.block + name, self.num_experts),), (ROWS, *row), is_float32=is_float32)
+        def of_experts(
+            field: str, name: str, shape: tuple[int, ...] = (ROWS,), is_float32: bool = self.router.in_float32
+        ) -> PartTensor:
+            return PartTensor(field, (whole(self.block + name, self.num_experts),), shape, is_float32=is_float32)
 
-        found = [of_experts("router_ED", f"{self.names.router}.weight", model.hidden_size)]
+        found = [of_experts("router_ED", f"{self.names.router}.weight", (ROWS, model.hidden_size))]
         if self.router.has_bias:
             found.append(of_experts("router_bias_E", f"{self.names.router}.bias"))
         if self.router.has_correction:
-            found.append(of_experts("correction_E", self.names.correction, is_float32=True))
+            found.append(of_experts("correction_E", self.names.correction, self.correction_shape, is_float32=True))
         return tuple(found)
 
     def tensors(self, model: ModelSpec, num_inputs: int | None = None) -> dict[str, tuple[int, ...]]:
-        found, prefix = super().tensors(model, num_inputs), f"{self.block}experts."
+        found, stacked = super().tensors(model, num_inputs), self.names.stacked
         hidden, num, size = model.hidden_size, self.num_experts, self.intermediate_size
         if self.form == "single":
             shapes = {self.names.gate: (size, hidden), self.names.up: (size, hidden), self.names.down: (hidden, size)}
-            for name, shape in ((f"{prefix}{i}.{name}", shape) for i in range(num) for name, shape in shapes.items()):
+            for name, shape in (
+                (f"{self.block}experts.{i}.{name}", shape) for i in range(num) for name, shape in shapes.items()
+            ):
                 found |= {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if self.has_bias else {})
             return found
-        for name, shape in ((f"{prefix}gate_up_proj", (2 * size, hidden)), (f"{prefix}down_proj", (hidden, size))):
+        for own_name, shape in ((stacked.gate_up, (2 * size, hidden)), (stacked.down, (hidden, size))):
+            name = self.block + own_name
             if self.form == "mxfp4":
                 groups = num, shape[0], shape[1] // MXFP4_GROUP
                 found |= {name + MXFP4_NUMBERS: (*groups, MXFP4_GROUP // 2), name + MXFP4_SCALES: groups}
             else:
-                found[name] = (num, *(reversed(shape) if self.is_interleaved else shape))
+                found[name] = (num, *(reversed(shape) if self.is_transposed else shape))
             if self.has_bias:
                 found[f"{name}_bias"] = num, shape[0]
         return found
@@ -201,7 +221,8 @@ class MoeSpec(FeedForwardSpec, frozen=True):
 
     def _first_stacked(self, model: ModelSpec) -> str:
         """Return the name of the tensor that has gate and up of all experts, if there is one."""
-        return f"{model.names.layer(self.sparse_layers.index(True))}mlp.experts.gate_up_proj"
+        names = self.names.stacked
+        return f"{model.names.layer(self.sparse_layers.index(True))}{names.block}.{names.gate_up}"
 
     def num_weights(self, model: ModelSpec) -> int:
         return super().num_weights(model) + model.hidden_size * self.num_experts

@@ -2,7 +2,7 @@
 
 There are two formats of experts in checkpoints. In one, each expert has tensors of its own; transformers 4 writes this
 format, and so does transformers 5 by default. In the other, all experts of a layer are stacked in one tensor, as
-transformers 5 has them in memory: see `MoeSpec.is_interleaved`. Shape suffixes: E the rank's experts, D hidden size, F
+transformers 5 has them in memory: see `MoeSpec.is_transposed`. Shape suffixes: E the rank's experts, D hidden size, F
 the rank's rows of each expert (2F where gate and up are fused).
 """
 
@@ -130,7 +130,7 @@ class _ExpertLayout:
             share.empty(len(local.experts), hidden) if has_bias and is_first else None,
         )
         for index, expert in enumerate(local.experts):
-            self._fill_expert(f"{prefix}{self._moe.block}experts", expert, own.expert(index))
+            self._fill_expert(f"{prefix}{self._moe.block}", expert, own.expert(index))
         names = "gate_up_EFD", "down_EDF", "gate_up_bias_EF", "down_bias_ED"
         return {"first_expert": local.experts.start} | dict(zip(names, own, strict=True))
 
@@ -148,10 +148,12 @@ class _ExpertLayout:
         size, hidden, rows, every = self._moe.intermediate_size, self._hidden, self._local.rows, slice(None)
         own, names = slice(rows.start, rows.stop), self._moe.names
         if self._moe.form == "single":
-            gate, up, down = (f"{prefix}.{expert}.{name}" for name in (names.gate, names.up, names.down))
+            gate, up, down = (f"{prefix}experts.{expert}.{name}" for name in (names.gate, names.up, names.down))
             num_rows, of_gate, of_up = size, own, own
         else:
-            gate, up, down = f"{prefix}.gate_up_proj", f"{prefix}.gate_up_proj", f"{prefix}.down_proj"
+            gate, up, down = (
+                prefix + name for name in (names.stacked.gate_up, names.stacked.gate_up, names.stacked.down)
+            )
             num_rows, of_gate, of_up = 2 * size, own, slice(rows.start + size, rows.stop + size)
             if self._moe.is_interleaved:
                 of_gate, of_up = (slice(2 * rows.start + first, 2 * rows.stop, 2) for first in (0, 1))
@@ -168,7 +170,7 @@ class _ExpertLayout:
         """Fill a part of a projection whose whole weight has `shape`: its number of outputs, and of inputs."""
         is_single, num, (outputs, inputs) = self._moe.form == "single", self._moe.num_experts, part
         stacked, index = ((), ()) if is_single else ((num,), (expert,))
-        if self._moe.is_interleaved and self._moe.form == "stacked":
+        if self._moe.is_transposed and self._moe.form == "stacked":
             assert isinstance(out_OI, torch.Tensor), "only what is stored quantized is kept"
             self._fill(out_OI.t(), name, (num, *reversed(shape)), (expert, inputs, outputs))
         else:

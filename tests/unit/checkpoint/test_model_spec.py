@@ -515,7 +515,9 @@ def test_the_partial_rotation_of_minimax_m2_is_read(tmp_path: Path) -> None:
 def test_the_spec_of_gpt_oss_has_its_experts_gate_windows_and_yarn(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "GptOssForCausalLM", num_hidden_layers=3, num_local_experts=32, swiglu_limit=5.0)
     names, router = ExpertNames(router="router"), ExpertChoice("softmax_of_chosen", has_bias=True)
-    experts = MoeSpec(32, 4, 2880, [True] * 3, router, has_bias=True, names=names, is_interleaved=True)
+    experts = MoeSpec(
+        32, 4, 2880, [True] * 3, router, has_bias=True, names=names, is_interleaved=True, is_transposed=True
+    )
     assert spec.moe == msgspec.structs.replace(experts, size_key="intermediate_size")
     assert spec.gate == ClampedSwiglu(1.702, 5.0)
     assert spec.layer_windows == [128, None, 128]

@@ -42,7 +42,10 @@ MIXTRAL = msgspec.structs.replace(
     SPEC, architecture="MixtralForCausalLM", moe=msgspec.structs.replace(MOE, sparse_layers=[True, True])
 )
 GPT_OSS = msgspec.structs.replace(
-    SPEC, moe=msgspec.structs.replace(MOE, router=ExpertChoice(has_bias=True), has_bias=True, is_interleaved=True)
+    SPEC,
+    moe=msgspec.structs.replace(
+        MOE, router=ExpertChoice(has_bias=True), has_bias=True, is_interleaved=True, is_transposed=True
+    ),
 )
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 LAYER = "model.layers.1."

@@ -62,7 +62,7 @@ def test_numbers_that_mxfp4_can_hold_are_quantized_exactly(tmp_path: Path) -> No
     assert torch.equal(found, weight_EOI)
 
 
-MOE = MoeSpec(3, 2, 96, [True], ExpertChoice(), is_interleaved=True)
+MOE = MoeSpec(3, 2, 96, [True], ExpertChoice(), is_interleaved=True, is_transposed=True)
 MXFP4 = Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, 32, code="e2m1"))
 SPEC = msgspec.structs.replace(configs.SPEC, hidden_size=64, moe=MOE, quantization=MXFP4)
 

@@ -11,7 +11,8 @@ from expert_checkpoints import EXPERTS, HIDDEN, MIXTRAL, MOE, NAMES, QWEN, SIZE,
 from safetensors.torch import save_file
 
 from raycore.errors import InvalidCheckpoint
-from raycore.parts.experts.models import ExpertChoice, ExpertNames
+from raycore.models.layer_part import ROWS
+from raycore.parts.experts.models import ExpertChoice, ExpertNames, StackedNames
 from raycore.parts.experts.weights import MoeWeights
 from raycore.weights.layer_part_weights import MlpWeights
 from raycore.weights.loader import load_decoder_weights, random_decoder_weights
@@ -59,7 +60,12 @@ def test_each_rank_loads_its_part_of_the_experts(tmp_path: Path, spec, is_stacke
 
 
 BIASED_MOE = msgspec.structs.replace(
-    MOE, router=ExpertChoice(has_bias=True), has_bias=True, names=ExpertNames(router="router"), is_interleaved=True
+    MOE,
+    router=ExpertChoice(has_bias=True),
+    has_bias=True,
+    names=ExpertNames(router="router"),
+    is_interleaved=True,
+    is_transposed=True,
 )
 BIASED = msgspec.structs.replace(QWEN, architecture="GptOssForCausalLM", moe=BIASED_MOE)
 
@@ -102,6 +108,42 @@ def test_each_rank_loads_its_part_of_interleaved_experts_and_their_biases(tmp_pa
     share = WeightShare(BIASED, torch.float32, 1, 2, experts=held)
     whole = load_decoder_weights(share, tmp_path).layers[0].feed_forward
     assert torch.equal(whole.down_bias_ED, tensors["model.layers.0.mlp.experts.down_proj_bias"][list(held.experts)])
+
+
+def test_stacked_experts_have_names_of_their_own_and_a_row_for_each_input(tmp_path: Path):
+    plain = make_tensors(QWEN, is_stacked=True)
+    stacked, tensors = StackedNames("sparse", "input.weight", "output.weight"), dict(plain)
+    for old in ("model.layers.0.", "model.layers.2."):
+        for name, new in (("gate_up_proj", stacked.gate_up), ("down_proj", stacked.down)):
+            tensors[f"{old}sparse.{new}"] = tensors.pop(f"{old}mlp.experts.{name}").transpose(1, 2).contiguous()
+        tensors[f"{old}sparse.gate.weight"] = tensors.pop(f"{old}mlp.gate.weight")
+        tensors[f"{old}sparse.bias"] = torch.randn(1, EXPERTS)
+    save_file(tensors, tmp_path / "model.safetensors")
+    moe = msgspec.structs.replace(
+        MOE,
+        router=ExpertChoice(has_correction=True),
+        names=ExpertNames(correction="bias", stacked=stacked),
+        correction_shape=(1, ROWS),
+        is_transposed=True,
+    )
+    spec = msgspec.structs.replace(QWEN, moe=moe)
+    for rank in range(2):
+        expected, found = (
+            load_decoder_weights(WeightShare(each, torch.float32, rank, 2), path).layers[2].feed_forward
+            for each, path in ((QWEN, write(tmp_path / "plain", plain)), (spec, tmp_path))
+        )
+        assert isinstance(expected, MoeWeights)
+        assert isinstance(found, MoeWeights)
+        assert torch.equal(found.gate_up_EFD, expected.gate_up_EFD)
+        assert torch.equal(found.down_EDF, expected.down_EDF)
+        assert torch.equal(found.router_ED, expected.router_ED)
+        assert torch.equal(found.correction_E, tensors["model.layers.2.sparse.bias"][0])
+
+
+def write(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    path.mkdir(exist_ok=True)
+    save_file(tensors, path / "model.safetensors")
+    return path
 
 
 @pytest.mark.parametrize("is_stacked", [False, True], ids=["single", "stacked"])
