@@ -1,4 +1,4 @@
-"""Granite 4, hybrid, without experts: Granite with layers of Mamba-2 among those with attention."""
+"""Granite 4, hybrid: Granite, with experts or without, and layers of Mamba-2 among those with attention."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import Family, fields_of
-from raycore.models.granite import GRANITE_DEFAULTS, granite_parts
+from raycore.models.granite import granite_parts
+from raycore.models.granite_moe import GRANITE_MOE_DEFAULTS, granite_experts
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.state import state_layers
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts, TensorNames
 
 _DEFAULTS = {
-    **GRANITE_DEFAULTS,
-    "num_local_experts": 8,
+    **GRANITE_MOE_DEFAULTS,
     "shared_intermediate_size": 1024,
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
@@ -35,27 +35,36 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
     types = fields.list_("layer_types") or fields.list_("layers_block_type")
     if types:
         config["layer_types"] = [_TYPES.get(str(each), each) for each in types]
-    # that of experts, of which there are none, is the other one
-    return config | {"intermediate_size": fields.int_("shared_intermediate_size")}
+    if not fields.int_("num_local_experts", low=0):
+        # that of experts is the other one
+        config["intermediate_size"] = fields.int_("shared_intermediate_size")
+    return config
 
 
 def _parts(config: JsonFields) -> Parts:
-    if config.get("num_local_experts"):
-        raise config.error("num_local_experts", "0, because experts of this architecture aren't supported")
-    if config.bool_("mamba_proj_bias"):
-        raise config.error("mamba_proj_bias", "false")
-    if config.get("hidden_act") != "silu":
-        raise config.error("hidden_act", "silu, which layers of Mamba-2 need")
     kind = config.get("position_embedding_type")
     if kind not in (None, "nope", "rope"):
         raise config.error("position_embedding_type", "rope, nope or null")
     rotation = parse_rotation(config) if kind == "rope" else None
     return granite_parts(
-        config, state=_state(config), names=_NAMES, rotations=[rotation] * config.int_("num_hidden_layers")
+        config,
+        state=mamba2_layers(config),
+        names=_NAMES,
+        rotations=[rotation] * config.int_("num_hidden_layers"),
+        moe=granite_experts(config) if config.int_("num_local_experts", low=0) else None,
     )
 
 
-def _state(config: JsonFields) -> Mamba2Spec:
+def mamba2_layers(config: JsonFields) -> Mamba2Spec:
+    """Return the layers of Mamba-2, whose keys begin with `mamba_`.
+
+    Raises:
+        InvalidCheckpoint: their sizes don't fit, or they are of a kind that isn't known.
+    """
+    if config.bool_("mamba_proj_bias"):
+        raise config.error("mamba_proj_bias", "false")
+    if config.get("hidden_act") != "silu":
+        raise config.error("hidden_act", "silu, which layers of Mamba-2 need")
     num_heads, num_groups = config.int_("mamba_n_heads"), config.int_("mamba_n_groups")
     if num_heads % num_groups:
         raise config.error("mamba_n_groups", f"a divisor of mamba_n_heads={num_heads}")

@@ -28,6 +28,7 @@ from raycore.models.glm4_moe_lite import GLM4_MOE_LITE
 from raycore.models.gpt_oss import GPT_OSS
 from raycore.models.granite import GRANITE
 from raycore.models.granite_hybrid import GRANITE_HYBRID
+from raycore.models.granite_moe import GRANITE_MOE
 from raycore.models.hunyuan import HUNYUAN
 from raycore.models.kimi_linear import KIMI_LINEAR
 from raycore.models.lfm2 import LFM2, LFM2_MOE
@@ -75,7 +76,9 @@ FAMILIES: Mapping[str, Family] = {
     "GlmForCausalLM": GLM,
     "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
+    "GraniteMoeForCausalLM": GRANITE_MOE,
     "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
+    "GraniteMoeSharedForCausalLM": GRANITE_MOE,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
     "KimiLinearForCausalLM": KIMI_LINEAR,
     "Lfm2ForCausalLM": LFM2,

@@ -30,7 +30,7 @@ from raycore.models.feed_forward import FeedForwardSpec, HasTensor
 from raycore.models.layer_part import ROWS, PartTensor, Refusable
 from raycore.models.linears import FusedLinear
 from raycore.models.quantization import MXFP4_GROUP
-from raycore.models.rows import divided, whole
+from raycore.models.rows import divided, stored_together, whole
 
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec  # it may have experts
@@ -62,6 +62,12 @@ class ExpertNames(msgspec.Struct, frozen=True):
     router: str = "gate"
     correction: str = "gate.e_score_correction_bias"
     shared: str = "shared_experts"
+    """Shared experts, whose projections are `gate_proj`, `up_proj` and `down_proj`. Not read where these have names of
+    their own."""
+    shared_gate_up: str | None = None
+    """Within the layer: one tensor with the rows of the shared experts' gate, then those of up."""
+    shared_down: str | None = None
+    """Within the layer: the output projection of shared experts."""
     shared_gate: str = "shared_expert_gate"
     stacked: StackedNames = StackedNames()
 
@@ -165,11 +171,12 @@ class MoeSpec(FeedForwardSpec, frozen=True):
         """Return those of shared experts."""
         if self.shared is None:
             return ()
-        size, names, read = self.shared.intermediate_size, ExpertNames(), whole("", num_inputs or model.hidden_size)
-        prefix = f"{self.block}{self.names.shared}."  # whatever the projections of experts are called
-        gate, up = (divided(prefix + name, size, tp_rank, tp_size) for name in (names.gate, names.up))
-        down = whole(prefix + names.down, model.hidden_size)
-        own_gate = FusedLinear("shared_gate_1D", (whole(self.block + self.names.shared_gate, 1),), read, is_plain=True)
+        size, names, read = self.shared.intermediate_size, self.names, whole("", num_inputs or model.hidden_size)
+        prefix, usual = f"{self.block}{names.shared}.", ExpertNames()  # whatever the projections of experts are called
+        own = (divided(prefix + name, size, tp_rank, tp_size) for name in (usual.gate, usual.up))
+        gate, up = stored_together(names.shared_gate_up, *own)
+        down = whole(names.shared_down or prefix + usual.down, model.hidden_size)
+        own_gate = FusedLinear("shared_gate_1D", (whole(self.block + names.shared_gate, 1),), read, is_plain=True)
         return (
             FusedLinear("shared_gate_up_FD", (gate, up), read, is_plain=True),
             FusedLinear("shared_down_DF", (down,), gate, reads_divided=True, is_plain=True),

@@ -47,6 +47,18 @@ EXPERTS: dict[str, Toy] = {
             "sliding_window": 17,
         },
     ),
+    "granitemoe": Toy(
+        "GraniteMoeConfig",
+        {
+            "intermediate_size": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.5,
+        },
+        {"num_experts_per_tok": 2, "residual_multiplier": 1.0, "attention_multiplier": 1.0},
+    ),
     "minimax_m2": Toy(
         "MiniMaxM2Config",
         {

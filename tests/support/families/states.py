@@ -27,6 +27,22 @@ STATES: dict[str, Toy] = {
             "tie_word_embeddings": True,
         },
     ),
+    # experts beside a network that all tokens get
+    "granitemoehybrid_experts": Toy(
+        "GraniteMoeHybridConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "intermediate_size": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 48,
+            "mamba_n_heads": 8,
+            "mamba_d_state": 16,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+        },
+        {"num_experts_per_tok": 2, "residual_multiplier": 1.0, "attention_multiplier": 1.0},
+    ),
     "granitemoehybrid_groups": Toy(
         "GraniteMoeHybridConfig",
         {

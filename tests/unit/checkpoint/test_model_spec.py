@@ -724,10 +724,26 @@ def test_layers_of_granite_4_are_named_as_by_transformers_4_and_5(tmp_path: Path
     assert rotated.rotations == [Rotation(10000.0)] * 3
 
 
+def test_the_experts_of_granite_are_read(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "intermediate_size": 512, "num_local_experts": 16, "num_experts_per_tok": 4}
+    alone = spec_of(tmp_path, "GraniteMoeForCausalLM", **sizes)
+    assert alone.moe is not None
+    assert (alone.moe.num_experts, alone.moe.num_experts_per_tok, alone.moe.intermediate_size) == (16, 4, 512)
+    assert (alone.moe.router, alone.moe.shared) == (ExpertChoice("softmax_of_chosen"), None)
+    beside = spec_of(tmp_path, "GraniteMoeSharedForCausalLM", **sizes, shared_intermediate_size=96)
+    assert beside.moe == msgspec.structs.replace(
+        alone.moe, shared=SharedExperts(96, size_key="shared_intermediate_size")
+    )
+    assert spec_of(tmp_path, "GraniteMoeSharedForCausalLM", **sizes, shared_intermediate_size=0).moe == alone.moe
+    types = ["mamba", "attention"]
+    hybrid = spec_of(tmp_path, HYBRID, **sizes, layer_types=types, shared_intermediate_size=96)
+    assert (hybrid.moe, hybrid.state is None, hybrid.rotations) == (beside.moe, False, [None] * 2)
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"num_local_experts": 4}, "num_local_experts=4: expected 0, because experts"),
+        ({"num_local_experts": -1}, "num_local_experts=-1: expected an integer, at least 0"),
         ({"mamba_n_groups": 3}, "mamba_n_groups=3: expected a divisor of mamba_n_heads=16"),
         ({"mamba_d_head": 9}, "mamba_n_heads=16: expected mamba_expand times hidden_size, 128"),
         ({"mamba_proj_bias": True}, "mamba_proj_bias=True: expected false"),

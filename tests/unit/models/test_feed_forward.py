@@ -22,7 +22,10 @@ from raycore.weights.loader import empty_decoder_weights
 from raycore.weights.share import WeightShare
 
 KINDS: list[type[FeedForwardSpec]] = [DenseSpec, MoeSpec]
-FAMILIES = ["qwen2", "phi3", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "lfm2_moe", "kimi_linear"]
+FAMILIES = [
+    *("qwen2", "phi3", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "lfm2_moe", "kimi_linear"),
+    "granitemoehybrid_experts",
+]
 """With each kind of feed-forward part, and with each form of its tensors."""
 
 
