@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from raycore.json_fields import JsonFields
+from raycore.models.bamba import BAMBA
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
 from raycore.models.ernie4_5 import ERNIE4_5
@@ -64,6 +65,7 @@ from raycore.models.vaultgemma import VAULTGEMMA
 from raycore.parts.images.models import without_vision
 
 FAMILIES: Mapping[str, Family] = {
+    "BambaForCausalLM": BAMBA,
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5ForCausalLM": ERNIE4_5,

@@ -5,6 +5,21 @@ from __future__ import annotations
 from families.toy import Toy
 
 STATES: dict[str, Toy] = {
+    # half of a head is rotated
+    "bamba": Toy(
+        "BambaConfig",
+        {
+            "attn_layer_indices": [1],
+            "num_key_value_heads": 2,
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 2,
+            "mamba_d_state": 16,
+            "mamba_d_conv": 3,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        {"rope_parameters.partial_rotary_factor": 1.0, "rms_norm_eps": 0.1},
+    ),
     # layers of Mamba-2, whose heads are divided over ranks while its group isn't; attention isn't rotated
     "granitemoehybrid": Toy(
         "GraniteMoeHybridConfig",

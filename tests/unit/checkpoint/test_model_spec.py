@@ -724,6 +724,16 @@ def test_layers_of_granite_4_are_named_as_by_transformers_4_and_5(tmp_path: Path
     assert rotated.rotations == [Rotation(10000.0)] * 3
 
 
+def test_the_layers_of_bamba_with_attention_are_listed(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, "BambaForCausalLM", num_hidden_layers=3, attn_layer_indices=[1])
+    assert spec.state == Mamba2Spec(
+        [True, False, True], 128, 256, v_dim=64, conv_size=4, num_groups=1, has_conv_bias=True
+    )
+    assert spec.rotations == [Rotation(10000.0, fraction=0.5)] * 3
+    with pytest.raises(InvalidCheckpoint, match="one of these at least"):
+        spec_of(tmp_path, "BambaForCausalLM", num_hidden_layers=3)
+
+
 def test_the_experts_of_granite_are_read(tmp_path: Path) -> None:
     sizes = {"num_hidden_layers": 2, "intermediate_size": 512, "num_local_experts": 16, "num_experts_per_tok": 4}
     alone = spec_of(tmp_path, "GraniteMoeForCausalLM", **sizes)
