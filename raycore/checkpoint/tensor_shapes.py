@@ -37,7 +37,7 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
         yield from ((each.name, each.shape) for each in vision_tensors(spec.vision))
     for layer in range(spec.num_layers):
         prefix = spec.names.layer(layer)
-        yield from _norms(spec, prefix)
+        yield from _norms(spec, layer, prefix)
         yield from part_tensors(spec, spec.mixers[layer], prefix)
         yield from part_tensors(spec, spec.feed_forwards[layer].stored(spec, has_tensor), prefix)
 
@@ -52,8 +52,7 @@ def eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, has_tensor: Callable[[str]
         yield "embed_tokens.weight", (spec.vocab_size, hidden)
     yield "fc.weight", (hidden, head.target_hidden_size * len(head.target_layers))
     yield f"{prefix}hidden_norm.weight", (hidden,)
-    for name in spec.names.norms:
-        yield f"{prefix}{name}.weight", (hidden,)
+    yield from _norms(spec, 0, prefix)
     yield from part_tensors(spec, spec.mixers[0], prefix, 2 * hidden)
     yield from part_tensors(spec, spec.feed_forwards[0], prefix)
     yield "norm.weight", (hidden,)
@@ -67,8 +66,8 @@ def layer_prefix(has_tensor: Callable[[str], bool] = lambda name: False) -> str:
     return next((each for each in _LAYER_PREFIXES if has_tensor(f"{each}hidden_norm.weight")), _LAYER_PREFIXES[0])
 
 
-def _norms(spec: ModelSpec, prefix: str) -> Shapes:
-    for name in spec.names.norms:
+def _norms(spec: ModelSpec, layer: int, prefix: str) -> Shapes:
+    for name in spec.norms(layer).given:
         yield f"{prefix}{name}.weight", (spec.hidden_size,)
 
 

@@ -5,7 +5,7 @@ Those with experts are in `raycore.parts.experts.models`. Does not import torch.
 
 from __future__ import annotations
 
-__all__ = ["DENSE", "DenseSpec", "FeedForwardSpec", "HasTensor", "feed_forwards_of"]
+__all__ = ["DENSE", "DenseSpec", "FeedForwardSpec", "HasTensor", "NoFeedForward", "feed_forwards_of"]
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -97,11 +97,34 @@ class DenseSpec(FeedForwardSpec, frozen=True):
         return max(mixed, own) if is_native else mixed + own
 
 
+class NoFeedForward(FeedForwardSpec, frozen=True):
+    """What stands in place of a feed-forward part in a layer that has a mixer alone."""
+
+    computed_by: ClassVar[str] = "raycore.decoder.no_parts.NullFeedForward"
+    weights_class: ClassVar[str] = "raycore.decoder.no_parts.NoWeights"
+    described: ClassVar[str] = "has no feed-forward part"
+    is_null: ClassVar[bool] = True
+
+    def linears(
+        self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
+    ) -> tuple[FusedLinear, ...]:
+        return ()
+
+    def token_bytes(
+        self, model: ModelSpec, mixed: int, tp_size: int, item_size: int, num_engines: int, *, is_native: bool
+    ) -> int:
+        return mixed
+
+
 DENSE = DenseSpec()
 """The dense feed-forward part of any model."""
+NO_FEED_FORWARD = NoFeedForward()
+"""That of layers of any model that have none."""
 
 
 def feed_forwards_of(model: ModelSpec) -> list[FeedForwardSpec]:
     """Return the feed-forward parts, by layer of the model."""
     moe = model.moe
-    return [DENSE] * model.num_layers if moe is None else [moe if each else DENSE for each in moe.sparse_layers]
+    parts = [DENSE] * model.num_layers if moe is None else [moe if each else DENSE for each in moe.sparse_layers]
+    alone = model.parts_alone or [None] * len(parts)
+    return [NO_FEED_FORWARD if only == "mixer" else part for only, part in zip(alone, parts, strict=True)]

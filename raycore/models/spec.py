@@ -8,6 +8,7 @@ __all__ = [
     "Gate",
     "GateFunction",
     "GateName",
+    "LayerNorms",
     "LinearShape",
     "ModelSpec",
     "Parts",
@@ -18,7 +19,7 @@ __all__ = [
 
 import math
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -137,11 +138,19 @@ class TensorNames(msgspec.Struct, frozen=True):
         """How the names of a layer's tensors begin. `index`: in the model."""
         return f"{self.layers}{index}."
 
+
+class LayerNorms(NamedTuple):
+    """The names of a layer's norms within it. None: it has no such norm. See `TensorNames`."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_feed_forward: str | None
+    after_feed_forward: str | None
+
     @property
-    def norms(self) -> list[str]:
-        """The norms that there are."""
-        norms = self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward
-        return [name for name in norms if name is not None]
+    def given(self) -> list[str]:
+        """Those that there are."""
+        return [name for name in self if name is not None]
 
 
 class LinearShape(msgspec.Struct, frozen=True):
@@ -218,6 +227,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
     """Then a logit x becomes cap·tanh(x / cap). None: it doesn't."""
+    parts_alone: list[Literal["mixer", "feed_forward"] | None] = []
+    """By layer: the part that it has alone, without the other one and the norms around that. None: it has both. Empty:
+    all layers have both."""
     moe: MoeSpec | None = None
     """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of dense layers."""
     num_predictors: int = 0
@@ -317,6 +329,13 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
     def attention(self) -> AttentionHeads | LatentHeads:
         """The attention of all layers that have it."""
         return attention_of(self)
+
+    def norms(self, layer: int) -> LayerNorms:
+        """Return the names of a layer's norms."""
+        names = self.names
+        mixing = (None, None) if self.mixers[layer].is_null else (names.before_attention, names.after_attention)
+        feeding = names.before_feed_forward, names.after_feed_forward
+        return LayerNorms(*mixing, *((None, None) if self.feed_forwards[layer].is_null else feeding))
 
     @cached_property
     def mixers(self) -> list[MixerSpec]:

@@ -242,13 +242,13 @@ class RankLayout:
             prefix: of the tensors' names.
             num_inputs: of the query, key and value projections. None: the hidden size.
         """
-        spec = self._spec
+        spec, norms = self._spec, self._spec.norms(index)
         return LayerWeights(
-            before_attention_D=self._norm(prefix, spec.names.before_attention),
+            before_attention_D=self._norm(prefix, norms.before_attention),
             mixer=self.part(spec.mixers[index], prefix, num_inputs),
-            after_attention_D=self._norm(prefix, spec.names.after_attention),
-            before_feed_forward_D=self._norm(prefix, spec.names.before_feed_forward),
-            after_feed_forward_D=self._norm(prefix, spec.names.after_feed_forward),
+            after_attention_D=self._norm(prefix, norms.after_attention),
+            before_feed_forward_D=self._norm(prefix, norms.before_feed_forward),
+            after_feed_forward_D=self._norm(prefix, norms.after_feed_forward),
             feed_forward=self.part(spec.feed_forwards[index].stored(spec, self._has_tensor), prefix),
         )
 

@@ -189,24 +189,19 @@ def _make_attention(core: WorkerCore, cache: KVCacheConfig, max_rows: int) -> tu
 def _grouped_attention(
     core: WorkerCore, states: StateLayers[Any] | None, cache: KVCacheConfig, max_rows: int
 ) -> Attention:
-    """Return what computes each layer of the stage: attention, or `states`."""
-    setup = core.setup
-    if states is None:
-        return _plain_attention(core, list(setup.stage.layers), cache, max_rows, ())
-    spec, stage_layers = setup.config.model.spec, setup.stage.layers
-    state_layers = [layer for layer in stage_layers if spec.mixers[layer].keeps_state]
-    attention_layers = [layer for layer in stage_layers if layer not in state_layers]
-    if not attention_layers:
-        return states
-    attention = _plain_attention(core, attention_layers, cache, max_rows, states.states_LR)
-    return GroupedAttention(
-        [
-            LayerPlace(states, state_layers.index(layer))
-            if layer in state_layers
-            else LayerPlace(attention, attention_layers.index(layer))
-            for layer in stage_layers
-        ]
-    )
+    """Return what computes each layer of the stage: attention, `states`, or nothing."""
+    spec, stage_layers = core.setup.config.model.spec, list(core.setup.stage.layers)
+    with_blocks = [layer for layer in stage_layers if spec.mixers[layer].cached_numbers(spec, 1)]
+    if with_blocks == stage_layers:
+        return _plain_attention(core, stage_layers, cache, max_rows, ())
+    places = dict.fromkeys(stage_layers, LayerPlace(NoAttention(), 0))
+    if states is not None:
+        with_states = [layer for layer in stage_layers if spec.mixers[layer].keeps_state]
+        places |= {layer: LayerPlace(states, index) for index, layer in enumerate(with_states)}
+    if with_blocks:
+        attention = _plain_attention(core, with_blocks, cache, max_rows, () if states is None else states.states_LR)
+        places |= {layer: LayerPlace(attention, index) for index, layer in enumerate(with_blocks)}
+    return GroupedAttention(list(places.values()))
 
 
 def _encoder_attention(setup: WorkerSetup) -> Attention:

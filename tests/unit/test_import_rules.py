@@ -160,6 +160,7 @@ CIRCLES_OF_TYPES = {
     ("raycore.models.mixers.kinds", "raycore.models.spec"),
     ("raycore.models.mixers.latent", "raycore.models.spec"),
     ("raycore.models.mixers.mamba2", "raycore.models.spec"),
+    ("raycore.models.mixers.no_mixer", "raycore.models.spec"),
     ("raycore.models.mixers.short_conv", "raycore.models.spec"),
     ("raycore.models.mixers.spec", "raycore.models.spec"),
 }

@@ -15,6 +15,7 @@ from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.models.mixers.no_mixer import NO_MIXER
 from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.mixers.spec import MixerSpec
 
@@ -36,12 +37,15 @@ def attention_of(model: ModelSpec) -> AttentionHeads | LatentHeads:
 
 def kinds_of(model: ModelSpec) -> list[MixerSpec]:
     """Return what mixes tokens in some layer of the model, each one once."""
-    return [attention_of(model)] if model.state is None else [attention_of(model), model.state]
+    kinds: list[MixerSpec] = [attention_of(model)] if model.state is None else [attention_of(model), model.state]
+    return [*kinds, NO_MIXER] if "feed_forward" in model.parts_alone else kinds
 
 
 def mixers_of(model: ModelSpec) -> list[MixerSpec]:
     """Return what mixes tokens, by layer of the model."""
-    attention = attention_of(model)
-    if model.state is None:
-        return [attention] * model.num_layers
-    return [model.state if is_state else attention for is_state in model.state.layers]
+    attention, state = attention_of(model), model.state
+    mixers = (
+        [attention] * model.num_layers if state is None else [state if each else attention for each in state.layers]
+    )
+    alone = model.parts_alone or [None] * len(mixers)
+    return [NO_MIXER if only == "feed_forward" else mixer for only, mixer in zip(alone, mixers, strict=True)]

@@ -29,13 +29,13 @@ PARTS = {
         "latent|state",
         re.compile(
             r"(Attention|Latent)(Heads|Weights|Mixer)|(Delta|Kda|Mamba2|ShortConv)(Spec|Weights|Mixer|Layer)"
-            r"|StateSpec|StateMixer"
+            r"|StateSpec|StateMixer|NoMixer|NullMixer"
         ),
     ),
     "feed-forward parts": Part(
         re.compile(r"models/feed_forward\.py|parts/experts/"),
         "moe",
-        re.compile(r"(Dense|Sparse)(Spec|FeedForward)|MoeSpec|(Mlp|Moe)Weights"),
+        re.compile(r"(Dense|Sparse|No|Null)(Spec|FeedForward)|MoeSpec|(Mlp|Moe)Weights"),
     ),
 }
 
