@@ -45,7 +45,7 @@ class GpuOperations(Operations):
     def experts(
         self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu", ranks: TensorParallel | None = None
     ) -> RoutedExperts:
-        if not has_kernels(gate):
+        if not has_kernels(gate) or not spec.is_gated:
             return super().experts(spec, weights, gate, ranks)
         return _GroupedExperts(spec, weights, self, gate, self._batch_invariant)
 
@@ -92,12 +92,12 @@ class _GroupedExperts:
         self._stacked = weights.stacked.map_tensors(lambda each: each.to(operations.device))
         self._batch_invariant = batch_invariant
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
+    def __call__(self, x_ND: Tensor, read_NI: Tensor) -> Tensor:
         weights_NK, ids_NK = self._route(x_ND)
         self.note(ids_NK)
         gate_up_EFD, down_EDF = self._stacked.tensors[:2]
         return experts.apply_experts(
-            x_ND,
+            read_NI,
             weights_NK,
             ids_NK,
             gate_up_EFD,

@@ -47,7 +47,7 @@ class StackedNames(msgspec.Struct, frozen=True):
     block: str = "mlp"
     """The sparse layer itself."""
     gate_up: str = "experts.gate_up_proj"
-    """The tensor that has gate and up of all experts. That of their biases ends with `_bias`."""
+    """The tensor that has gate and up of all experts, or up alone. That of their biases ends with `_bias`."""
     down: str = "experts.down_proj"
 
 
@@ -69,6 +69,10 @@ class ExpertNames(msgspec.Struct, frozen=True):
     shared_down: str | None = None
     """Within the layer: the output projection of shared experts."""
     shared_gate: str = "shared_expert_gate"
+    into: str = "fc1_latent_proj"
+    """Makes what experts read of hidden states, with `MoeSpec.inner_size`."""
+    out: str = "fc2_latent_proj"
+    """Makes hidden states of their sum."""
     stacked: StackedNames = StackedNames()
 
 
@@ -142,6 +146,11 @@ class MoeSpec(FeedForwardSpec, frozen=True):
     """Whether the experts' projections have biases. Those of shared experts have none."""
     correction_shape: tuple[int, ...] = (ROWS,)
     """That of the tensor of `ExpertChoice.has_correction`."""
+    is_gated: bool = True
+    """Whether experts have a gate, and shared ones, which are as dense layers are: see `Parts.is_gated`."""
+    inner_size: int | None = None
+    """Size of what experts read and return: linear layers before and after them, which every rank has whole, bring
+    tokens to it and back. None: it is the hidden size."""
     is_interleaved: bool = False
     """Whether gate and up alternate in stacked experts. Otherwise, those of the gate come first."""
     is_transposed: bool = False
@@ -165,20 +174,37 @@ class MoeSpec(FeedForwardSpec, frozen=True):
         """What the names of a sparse layer's tensors begin with."""
         return f"{self.names.block if self.form == 'single' else self.names.stacked.block}."
 
+    @property
+    def gate_and_up(self) -> list[str]:
+        """The names of the projections that read an expert's inputs."""
+        return [self.names.gate, self.names.up] if self.is_gated else [self.names.up]
+
+    def width(self, model: ModelSpec) -> int:
+        """Return the size of what experts read and return."""
+        return self.inner_size or model.hidden_size
+
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
     ) -> tuple[FusedLinear, ...]:
-        """Return those of shared experts."""
+        """Return those around experts, and those of shared experts."""
+        names, read = self.names, whole("", num_inputs or model.hidden_size)
+        around: list[FusedLinear] = []
+        if self.inner_size is not None:
+            into = whole(self.block + names.into, self.inner_size)
+            around.append(FusedLinear("into_ID", (into,), read, is_plain=True))
+            out = whole(self.block + names.out, model.hidden_size)
+            around.append(FusedLinear("out_DI", (out,), into, is_plain=True))
         if self.shared is None:
-            return ()
-        size, names, read = self.shared.intermediate_size, self.names, whole("", num_inputs or model.hidden_size)
+            return tuple(around)
+        size = self.shared.intermediate_size
         prefix, usual = f"{self.block}{names.shared}.", ExpertNames()  # whatever the projections of experts are called
         own = (divided(prefix + name, size, tp_rank, tp_size) for name in (usual.gate, usual.up))
         gate, up = stored_together(names.shared_gate_up, *own)
         down = whole(names.shared_down or prefix + usual.down, model.hidden_size)
         own_gate = FusedLinear("shared_gate_1D", (whole(self.block + names.shared_gate, 1),), read, is_plain=True)
         return (
-            FusedLinear("shared_gate_up_FD", (gate, up), read, is_plain=True),
+            *around,
+            FusedLinear("shared_gate_up_FD", (gate, up) if self.is_gated else (up,), read, is_plain=True),
             FusedLinear("shared_down_DF", (down,), gate, reads_divided=True, is_plain=True),
             *([own_gate] if self.shared.has_gate else []),
         )
@@ -198,15 +224,16 @@ class MoeSpec(FeedForwardSpec, frozen=True):
 
     def tensors(self, model: ModelSpec, num_inputs: int | None = None) -> dict[str, tuple[int, ...]]:
         found, stacked = super().tensors(model, num_inputs), self.names.stacked
-        hidden, num, size = model.hidden_size, self.num_experts, self.intermediate_size
+        width, num, size = self.width(model), self.num_experts, self.intermediate_size
         if self.form == "single":
-            shapes = {self.names.gate: (size, hidden), self.names.up: (size, hidden), self.names.down: (hidden, size)}
+            shapes = dict.fromkeys(self.gate_and_up, (size, width)) | {self.names.down: (width, size)}
             for name, shape in (
                 (f"{self.block}experts.{i}.{name}", shape) for i in range(num) for name, shape in shapes.items()
             ):
                 found |= {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if self.has_bias else {})
             return found
-        for own_name, shape in ((stacked.gate_up, (2 * size, hidden)), (stacked.down, (hidden, size))):
+        num_rows = len(self.gate_and_up) * size
+        for own_name, shape in ((stacked.gate_up, (num_rows, width)), (stacked.down, (width, size))):
             name = self.block + own_name
             if self.form == "mxfp4":
                 groups = num, shape[0], shape[1] // MXFP4_GROUP
@@ -235,7 +262,7 @@ class MoeSpec(FeedForwardSpec, frozen=True):
         return super().num_weights(model) + model.hidden_size * self.num_experts
 
     def expert_weights(self, model: ModelSpec) -> tuple[int, int]:
-        one = 3 * model.hidden_size * self.intermediate_size
+        one = (1 + len(self.gate_and_up)) * self.width(model) * self.intermediate_size
         return self.num_experts * one, self.num_experts_per_tok * one
 
     def split_sizes(self, model: ModelSpec, *, expert_parallel: bool) -> dict[str, int]:

@@ -28,7 +28,7 @@ class ExpertWeights(NamedTuple):
     """The weights of one expert, or of a rank's rows of it. Or, with one dimension more, those of several experts."""
 
     gate_up_FD: Weight
-    """The rows of the gate, then those of up."""
+    """The rows of the gate, then those of up. Without a gate, only the latter."""
     down_DF: Weight
     gate_up_bias_F: torch.Tensor | None = None
     down_bias_D: torch.Tensor | None = None
@@ -60,12 +60,16 @@ class MoeWeights(LayerPartWeights):
     first_expert: int
     """The index of the rank's first expert."""
     gate_up_EFD: Weight
-    """For each of the rank's experts, its gate rows, then its up rows."""
+    """For each of the rank's experts, its gate rows, then its up rows. Without a gate, only the latter."""
     down_EDF: Weight
     correction_E: torch.Tensor | None = None
     """float32: see `ExpertChoice.has_correction`."""
+    into_ID: torch.Tensor | None = None
+    """The linear layer before the experts, of which every rank has all: see `MoeSpec.inner_size`."""
+    out_DI: torch.Tensor | None = None
+    """That after them."""
     shared_gate_up_FD: torch.Tensor | None = None
-    """Of the shared experts: this rank's gate rows, then its up rows."""
+    """Of the shared experts: this rank's gate rows, then its up rows. Without a gate, only the latter."""
     shared_down_DF: torch.Tensor | None = None
     shared_gate_1D: torch.Tensor | None = None
     """The weight of the gate of their result, which every rank has whole."""
@@ -78,6 +82,8 @@ class MoeWeights(LayerPartWeights):
         "router_ED": "mlp.gate.weight",
         "router_bias_E": "mlp.gate.bias",
         "correction_E": "mlp.gate.e_score_correction_bias",
+        "into_ID": "mlp.fc1_latent_proj.weight",
+        "out_DI": "mlp.fc2_latent_proj.weight",
         "shared_gate_up_FD": "mlp.shared_experts.gate_up_proj.weight",
         "shared_down_DF": "mlp.shared_experts.down_proj.weight",
         "shared_gate_1D": "mlp.shared_expert_gate.weight",
@@ -86,7 +92,9 @@ class MoeWeights(LayerPartWeights):
         "gate_up_bias_EF": "mlp.experts.gate_up_proj_bias",
         "down_bias_ED": "mlp.experts.down_proj_bias",
     }
-    MULTIPLIED: ClassVar[tuple[str, ...]] = ("router_ED", "shared_gate_up_FD", "shared_down_DF")
+    MULTIPLIED: ClassVar[tuple[str, ...]] = (
+        *("router_ED", "into_ID", "out_DI", "shared_gate_up_FD", "shared_down_DF"),
+    )
 
     @staticmethod
     def other_fields(part: MoeSpec, prefix: str, share: WeightShare, fill: Fill) -> dict[str, Any]:
@@ -113,7 +121,7 @@ class _ExpertLayout:
         self._moe = moe
         self._share = share
         self._local: ExpertShare = share.experts or moe.split_experts(share.tp_rank, share.tp_size)
-        self._hidden = share.spec.hidden_size
+        self._width = moe.width(share.spec)
         self._fill = fill
         quantization, is_kept = share.spec.quantization, "integers" in share.formats.stored
         # what config.json has as quantized isn't if there are ordinary tensors
@@ -121,13 +129,14 @@ class _ExpertLayout:
 
     def fields(self, prefix: str) -> dict[str, Any]:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
-        share, local, hidden = self._share, self._local, self._hidden
+        share, local, width = self._share, self._local, self._width
+        num_rows = len(self._moe.gate_and_up) * len(local.rows)
         has_bias, is_first = self._moe.has_bias, local.rows.start == 0
         own = ExpertWeights(
-            self._empty_experts(2 * len(local.rows), hidden),
-            self._empty_experts(hidden, len(local.rows), local.rows.start),
-            share.empty(len(local.experts), 2 * len(local.rows)) if has_bias else None,
-            share.empty(len(local.experts), hidden) if has_bias and is_first else None,
+            self._empty_experts(num_rows, width),
+            self._empty_experts(width, len(local.rows), local.rows.start),
+            share.empty(len(local.experts), num_rows) if has_bias else None,
+            share.empty(len(local.experts), width) if has_bias and is_first else None,
         )
         for index, expert in enumerate(local.experts):
             self._fill_expert(f"{prefix}{self._moe.block}", expert, own.expert(index))
@@ -145,24 +154,23 @@ class _ExpertLayout:
         return stacked.map_tensors(lambda each: each.view(num, num_rows, each.shape[1]))
 
     def _fill_expert(self, prefix: str, expert: int, out: ExpertWeights) -> None:
-        size, hidden, rows, every = self._moe.intermediate_size, self._hidden, self._local.rows, slice(None)
-        own, names = slice(rows.start, rows.stop), self._moe.names
-        if self._moe.form == "single":
-            gate, up, down = (f"{prefix}experts.{expert}.{name}" for name in (names.gate, names.up, names.down))
-            num_rows, of_gate, of_up = size, own, own
+        moe, width, rows, every = self._moe, self._width, self._local.rows, slice(None)
+        size, own, names, num = moe.intermediate_size, slice(rows.start, rows.stop), moe.names, len(moe.gate_and_up)
+        if moe.form == "single":
+            of_expert = f"{prefix}experts.{expert}."
+            read, down = [of_expert + name for name in moe.gate_and_up], of_expert + names.down
+            num_rows, parts = size, [own] * num
         else:
-            gate, up, down = (
-                prefix + name for name in (names.stacked.gate_up, names.stacked.gate_up, names.stacked.down)
-            )
-            num_rows, of_gate, of_up = 2 * size, own, slice(rows.start + size, rows.stop + size)
-            if self._moe.is_interleaved:
-                of_gate, of_up = (slice(2 * rows.start + first, 2 * rows.stop, 2) for first in (0, 1))
-        half, bias_F = out.gate_up_FD.shape[0] // 2, out.gate_up_bias_F
-        biases = (None, None) if bias_F is None else bias_F.chunk(2)
-        shape = num_rows, hidden
-        self._fill_projection(out.gate_up_FD[:half], biases[0], gate, shape, expert, (of_gate, every))
-        self._fill_projection(out.gate_up_FD[half:], biases[1], up, shape, expert, (of_up, every))
-        self._fill_projection(out.down_DF, out.down_bias_D, down, (hidden, size), expert, (every, own))
+            read, down = [prefix + names.stacked.gate_up] * num, prefix + names.stacked.down
+            num_rows, parts = num * size, [slice(at * size + rows.start, at * size + rows.stop) for at in range(num)]
+            if moe.is_interleaved:
+                parts = [slice(num * rows.start + at, num * rows.stop, num) for at in range(num)]
+        num_own, bias_F = len(rows), out.gate_up_bias_F
+        biases = [None] * num if bias_F is None else bias_F.chunk(num)
+        for at, (name, part, bias) in enumerate(zip(read, parts, biases, strict=True)):
+            own_FD = out.gate_up_FD[at * num_own : (at + 1) * num_own]
+            self._fill_projection(own_FD, bias, name, (num_rows, width), expert, (part, every))
+        self._fill_projection(out.down_DF, out.down_bias_D, down, (width, size), expert, (every, own))
 
     def _fill_projection(
         self, out_OI: Weight, bias_O: torch.Tensor | None, name: str, shape: tuple[int, int], expert: int, part: Part

@@ -1,7 +1,7 @@
 """The experts of one sparse layer that a rank holds. `router` chooses each token's experts.
 
-Shape suffixes: N tokens, D hidden size, E experts, F size of an expert's hidden layer, K experts of a token, P pairs of
-a token and one of its experts.
+Shape suffixes: N tokens, D hidden size, I size of what experts read, E experts, F size of an expert's hidden layer, K
+experts of a token, P pairs of a token and one of its experts.
 """
 
 from __future__ import annotations
@@ -46,8 +46,11 @@ class RoutedExperts(Protocol):
         """Whether results are of parts of experts, in float32, for `TensorParallel.sum_parts`."""
         ...
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
-        """Return the weighted sum of each token's results from this rank's experts, [N, D]."""
+    def __call__(self, x_ND: Tensor, read_NI: Tensor) -> Tensor:
+        """Return the weighted sum of each token's results from this rank's experts, [N, I].
+
+        The router reads `x_ND`, and the experts `read_NI`.
+        """
         ...
 
     def weights_of(self, expert: int) -> ExpertWeights:
@@ -76,33 +79,33 @@ class TorchExperts:
         self._first = weights.first_expert
         self._experts = [self._made(weights.expert(index)) for index in range(weights.gate_up_EFD.shape[0])]
 
-    def __call__(self, x_ND: Tensor) -> Tensor:
+    def __call__(self, x_ND: Tensor, read_NI: Tensor) -> Tensor:
         weights_NK, ids_NK = self.router(x_ND)
         self.note(ids_NK)
         counts: list[int] = torch.bincount(ids_NK.view(-1), minlength=self._spec.num_experts).tolist()
         own_counts = counts[self._first : self._first + len(self._experts)]
         start, num_pairs = sum(counts[: self._first]), sum(own_counts)
         if not num_pairs:
-            return torch.zeros_like(x_ND, dtype=torch.float32 if self.in_parts else None)
+            return torch.zeros_like(read_NI, dtype=torch.float32 if self.in_parts else None)
         pairs_P = ids_NK.view(-1).argsort(stable=True)[start : start + num_pairs]
         tokens_P = pairs_P // self._spec.num_experts_per_tok
-        x_PD = x_ND.index_select(0, tokens_P)
+        read_PI = read_NI.index_select(0, tokens_P)
         by_expert = [
-            self._results(expert, x_D)
-            for expert, x_D in zip(self._experts, torch.split(x_PD, own_counts), strict=True)
-            if len(x_D)
+            self._results(expert, read_TI)
+            for expert, read_TI in zip(self._experts, torch.split(read_PI, own_counts), strict=True)
+            if len(read_TI)
         ]
         weights_P1 = weights_NK.view(-1, 1).index_select(0, pairs_P)
         sums = [
-            torch.zeros_like(x_ND).index_add_(0, tokens_P, torch.cat(part).mul_(weights_P1))
+            torch.zeros_like(read_NI).index_add_(0, tokens_P, torch.cat(part).mul_(weights_P1))
             for part in zip(*by_expert, strict=True)
         ]
         return sum_in_pairs([each.float() for each in sums]) if self.in_parts else sums[0]
 
-    def _results(self, expert: _Expert, x_TD: Tensor) -> list[Tensor]:
+    def _results(self, expert: _Expert, read_TI: Tensor) -> list[Tensor]:
         """The result of each part of an expert."""
         gate_up, down = expert
-        found = down(gate_up(x_TD))
+        found = down(gate_up(read_TI))
         return [found] if isinstance(found, Tensor) else found
 
     def weights_of(self, expert: int) -> ExpertWeights:
@@ -117,7 +120,11 @@ class TorchExperts:
         self._first = experts.start
 
     def _made(self, weights: ExpertWeights) -> _Expert:
-        gate_up = self._operations.gated_linear(weights.gate_up_FD, weights.gate_up_bias_F, gate=self._gate)
+        operations, gate_up_FD, bias_F = self._operations, weights.gate_up_FD, weights.gate_up_bias_F
+        if self._spec.is_gated:
+            gate_up = operations.gated_linear(gate_up_FD, bias_F, gate=self._gate)
+        else:
+            gate_up = operations.activated_linear(gate_up_FD, bias_F, self._gate)
         if not self.in_parts:
             return gate_up, self._operations.linear(weights.down_DF, weights.down_bias_D)
         assert isinstance(weights.down_DF, Tensor), "integers have no parts"

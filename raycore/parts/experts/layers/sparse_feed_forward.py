@@ -1,6 +1,7 @@
 """A feed-forward part with experts: each token goes to a few of many small networks (sparse).
 
-Shape suffixes: T tokens of the step, D hidden size, N the tokens that this rank's experts process.
+Shape suffixes: T tokens of the step, D hidden size, N the tokens that this rank's experts process, I size of what they
+read.
 """
 
 from __future__ import annotations
@@ -37,6 +38,9 @@ class SparseFeedForward(FeedForward):
         self._nothing_0D = torch.empty(0, weights.router_ED.shape[1], dtype=dtype, device=operations.device)
         split = ranks.ranks if isinstance(ranks, SplitExperts) else None
         self.experts = operations.experts(self._spec, weights, spec.gate, split)
+        self._width = self._spec.width(spec)
+        self._into = None if weights.into_ID is None else operations.linear(weights.into_ID)
+        self._out = None if weights.out_DI is None else operations.linear(weights.out_DI)
         self._sigmoid, self._shared, self._gate = operations.sigmoid, None, None
         if weights.shared_gate_up_FD is not None and weights.shared_down_DF is not None:
             shared = MlpWeights(weights.shared_gate_up_FD, weights.shared_down_DF)
@@ -55,21 +59,24 @@ class SparseFeedForward(FeedForward):
     def num_weights_of(self, num_experts: int) -> int:
         """Return the number of multiplications for one token in `num_experts` experts, as its router uses them."""
         num_used = num_experts * self._spec.num_experts_per_tok / self._spec.num_experts
-        return int(num_used * 3 * self._nothing_0D.shape[1] * self._spec.intermediate_size)
+        num_projections = 1 + len(self._spec.gate_and_up)
+        return int(num_used * num_projections * self._width * self._spec.intermediate_size)
 
     def empty_expert(self) -> ExpertWeights:
         """Allocate the weights of an expert."""
-        size, hidden, empty = self._spec.intermediate_size, self._nothing_0D.shape[1], self._nothing_0D.new_empty
-        biases = (empty(2 * size), empty(hidden)) if self._spec.has_bias else (None, None)
-        return ExpertWeights(empty(2 * size, hidden), empty(hidden, size), *biases)
+        size, width, empty = self._spec.intermediate_size, self._width, self._nothing_0D.new_empty
+        num_rows = len(self._spec.gate_and_up) * size
+        biases = (empty(num_rows), empty(width)) if self._spec.has_bias else (None, None)
+        return ExpertWeights(empty(num_rows, width), empty(width, size), *biases)
 
     def apply(self, x_TD: Tensor) -> Tensor:
         x_ND = self._ranks.gather(x_TD, self._is_last)
-        out_ND = self.experts(x_ND)
+        out_NI = self.experts(x_ND, x_ND if self._into is None else self._into(x_ND))
         if self.experts.in_parts and isinstance(self._ranks, SplitExperts):
-            out_TD = self._ranks.ranks.sum_parts([out_ND]).to(x_TD.dtype)
+            out_TI = self._ranks.ranks.sum_parts([out_NI]).to(x_TD.dtype)
         else:
-            out_TD = self._ranks.reduce(out_ND.to(x_TD.dtype), self._is_last)
+            out_TI = self._ranks.reduce(out_NI.to(x_TD.dtype), self._is_last)
+        out_TD = out_TI if self._out is None else self._out(out_TI)
         if self._shared is None or not len(x_TD):
             return out_TD
         # after the sum over all ranks: before it, the sum's order would depend on which engine this is
@@ -84,6 +91,8 @@ class SparseFeedForward(FeedForward):
         router, nothing = self.experts.router, self._nothing_0D.new_empty(0, 0, 0)
         found = MoeWeights(_plain(router.linear), 0, nothing, nothing, router.correction_E)
         found.router_bias_E = router.linear.bias
+        if self._into is not None and self._out is not None:
+            found.into_ID, found.out_DI = _plain(self._into), _plain(self._out)
         if self._shared is not None:
             found.shared_gate_up_FD, found.shared_down_DF = _plain(self._shared.gate_up), _plain(self._shared.down)
         if self._gate is not None:

@@ -60,6 +60,14 @@ MAMBA = msgspec.structs.replace(
 )
 KDA = msgspec.structs.replace(MODEL, state=KdaSpec([True, False, True], 4, k_dim=6, v_dim=6, conv_size=3))
 CONVOLVED = msgspec.structs.replace(MODEL, state=ShortConvSpec([True, False, True], MODEL.hidden_size, 3, True))
+ALONE = msgspec.structs.replace(
+    SHARED,
+    is_gated=False,
+    gate="relu2",
+    moe=msgspec.structs.replace(SHARED.moe, is_gated=False, inner_size=12),
+    state=MAMBA.state,
+    parts_alone=["mixer", "mixer", "feed_forward"],
+)
 TIED = msgspec.structs.replace(MODEL, tie_word_embeddings=True)
 NATIVE = "native" if kernels.load() is not None else "torch"
 BACKENDS = ["torch", NATIVE, "triton"]
@@ -102,10 +110,10 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "spec",
-    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE, MAMBA, KDA, CONVOLVED],
+    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE, MAMBA, KDA, CONVOLVED, ALONE],
     ids=[
         *("untied", "tied", "shared experts", "biases", "latent attention", "latent attention of queries"),
-        *("states by head", "states", "Mamba-2", "Kimi's delta attention", "short convolution"),
+        *("states by head", "states", "Mamba-2", "Kimi's delta attention", "short convolution", "parts alone"),
     ],
 )
 def test_a_decoders_weights_are_read_back_unchanged(backend, dtype, spec):
