@@ -48,6 +48,7 @@ from raycore.models.multimodal import (
     text_family,
     text_fields,
 )
+from raycore.models.nemotron_h import NEMOTRON_H
 from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
 from raycore.models.phi3 import PHI3
@@ -91,6 +92,7 @@ FAMILIES: Mapping[str, Family] = {
     "Mistral3ForConditionalGeneration": MISTRAL3,
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MIXTRAL,
+    "NemotronHForCausalLM": NEMOTRON_H,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,
     "Phi3ForCausalLM": PHI3,

@@ -32,6 +32,8 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
     least_time: float = 0.0
     longest_time: float = math.inf
     """Times are limited to this range, after softplus."""
+    block: str = "mamba"
+    """What the names of its tensors begin with."""
 
     computed_by: ClassVar[str] = "raycore.decoder.mamba2_mixer.Mamba2Mixer"
     weights_class: ClassVar[str] = "raycore.decoder.mamba2_mixer.Mamba2Weights"
@@ -58,12 +60,12 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
     ) -> tuple[FusedLinear, ...]:
         values = divided("", self.num_values, tp_rank, tp_size)
         z, *inputs = stored_together(
-            "mamba.in_proj",
+            f"{self.block}.in_proj",
             values,
             *self._channels(tp_rank, tp_size),
             divided("", self.num_v_heads, tp_rank, tp_size),
         )
-        read, output = whole("", num_inputs or model.hidden_size), (whole("mamba.out_proj", model.hidden_size),)
+        read, output = whole("", num_inputs or model.hidden_size), (whole(f"{self.block}.out_proj", model.hidden_size),)
         return (
             FusedLinear("in_ID", tuple(inputs), read, is_plain=True),
             FusedLinear("z_OD", (z,), read, is_plain=True),
@@ -72,10 +74,14 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
 
     def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
         def of_channels(field: str, name: str, *row: int) -> PartTensor:
-            return PartTensor(field, stored_together(f"mamba.{name}", *self._channels(tp_rank, tp_size)), (ROWS, *row))
+            return PartTensor(
+                field, stored_together(f"{self.block}.{name}", *self._channels(tp_rank, tp_size)), (ROWS, *row)
+            )
 
         def of_heads(field: str, name: str) -> PartTensor:
-            return PartTensor(field, (divided(f"mamba.{name}", self.num_v_heads, tp_rank, tp_size),), is_float32=True)
+            return PartTensor(
+                field, (divided(f"{self.block}.{name}", self.num_v_heads, tp_rank, tp_size),), is_float32=True
+            )
 
         return (
             of_channels("conv_CW", "conv1d.weight", 1, self.conv_size),
@@ -83,7 +89,7 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
             of_heads("decay_N", "A_log"),
             of_heads("bias_N", "dt_bias"),
             of_heads("skip_N", "D"),
-            PartTensor("norm_O", (divided("mamba.norm.weight", self.num_values, tp_rank, tp_size),)),
+            PartTensor("norm_O", (divided(f"{self.block}.norm.weight", self.num_values, tp_rank, tp_size),)),
         )
 
     def _channels(self, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:

@@ -125,6 +125,41 @@ STATES: dict[str, Toy] = {
             "tie_word_embeddings": False,
         },
     ),
+    # layers of a mixer or of a feed-forward part alone; experts without gates that read less than hidden states
+    "nemotron_h": Toy(
+        "NemotronHConfig",
+        {
+            "layers_block_type": [*("linear_attention", "moe", "full_attention"), *("mlp", "linear_attention", "moe")],
+            "num_key_value_heads": 2,
+            "head_dim": 32,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 12,
+            "n_groups": 4,
+            "ssm_state_size": 16,
+            "conv_kernel": 3,
+            "chunk_size": 16,
+            # the least time holds for prompts alone there
+            "time_step_min": 1e-9,
+            "time_step_floor": 1e-9,
+            "layer_norm_epsilon": 1e-3,
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "moe_shared_expert_intermediate_size": 48,
+            "moe_latent_size": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        {
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 0.5,
+            "topk_group": 4,
+            "layer_norm_epsilon": 1.0,
+            "mlp_hidden_act": "silu",
+        },
+    ),
     "qwen3_5": Toy(
         "Qwen3_5TextConfig",
         {

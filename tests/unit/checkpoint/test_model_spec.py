@@ -1,6 +1,5 @@
 """What raycore takes a checkpoint's config.json and generation_config.json to mean."""
 
-import json
 import math
 from contextlib import suppress
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from model_specs import spec_of
 
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.demo import DEMO_MODEL_DIR
@@ -31,15 +31,6 @@ LLAMA31_SCALING = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
-
-
-def spec_of(
-    path: Path, architecture: str = "LlamaForCausalLM", generation: dict[str, Any] | None = None, **config: Any
-) -> ModelSpec:
-    (path / "config.json").write_text(json.dumps({"architectures": [architecture], **config}))
-    if generation is not None:
-        (path / "generation_config.json").write_text(json.dumps(generation))
-    return load_model_spec(path)
 
 
 def test_the_demo_models_spec_is_that_of_its_config() -> None:
@@ -722,32 +713,6 @@ def test_layers_of_granite_4_are_named_as_by_transformers_4_and_5(tmp_path: Path
     assert (old.intermediate_size, old.rotations, old.names.down) == (1024, [None] * 3, "shared_mlp.output_linear")
     rotated = spec_of(tmp_path, HYBRID, **sizes, layer_types=types, position_embedding_type="rope")
     assert rotated.rotations == [Rotation(10000.0)] * 3
-
-
-def test_the_layers_of_bamba_with_attention_are_listed(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, "BambaForCausalLM", num_hidden_layers=3, attn_layer_indices=[1])
-    assert spec.state == Mamba2Spec(
-        [True, False, True], 128, 256, v_dim=64, conv_size=4, num_groups=1, has_conv_bias=True
-    )
-    assert spec.rotations == [Rotation(10000.0, fraction=0.5)] * 3
-    with pytest.raises(InvalidCheckpoint, match="one of these at least"):
-        spec_of(tmp_path, "BambaForCausalLM", num_hidden_layers=3)
-
-
-def test_the_experts_of_granite_are_read(tmp_path: Path) -> None:
-    sizes = {"num_hidden_layers": 2, "intermediate_size": 512, "num_local_experts": 16, "num_experts_per_tok": 4}
-    alone = spec_of(tmp_path, "GraniteMoeForCausalLM", **sizes)
-    assert alone.moe is not None
-    assert (alone.moe.num_experts, alone.moe.num_experts_per_tok, alone.moe.intermediate_size) == (16, 4, 512)
-    assert (alone.moe.router, alone.moe.shared) == (ExpertChoice("softmax_of_chosen"), None)
-    beside = spec_of(tmp_path, "GraniteMoeSharedForCausalLM", **sizes, shared_intermediate_size=96)
-    assert beside.moe == msgspec.structs.replace(
-        alone.moe, shared=SharedExperts(96, size_key="shared_intermediate_size")
-    )
-    assert spec_of(tmp_path, "GraniteMoeSharedForCausalLM", **sizes, shared_intermediate_size=0).moe == alone.moe
-    types = ["mamba", "attention"]
-    hybrid = spec_of(tmp_path, HYBRID, **sizes, layer_types=types, shared_intermediate_size=96)
-    assert (hybrid.moe, hybrid.state is None, hybrid.rotations) == (beside.moe, False, [None] * 2)
 
 
 @pytest.mark.parametrize(

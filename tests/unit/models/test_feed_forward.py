@@ -14,17 +14,17 @@ from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.class_paths import import_path
 from raycore.layers.feed_forward import FeedForward
-from raycore.models.feed_forward import DenseSpec, FeedForwardSpec
+from raycore.models.feed_forward import DenseSpec, FeedForwardSpec, NoFeedForward
 from raycore.models.spec import ModelSpec
 from raycore.parts.experts.models import MoeSpec
 from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.loader import empty_decoder_weights
 from raycore.weights.share import WeightShare
 
-KINDS: list[type[FeedForwardSpec]] = [DenseSpec, MoeSpec]
+KINDS: list[type[FeedForwardSpec]] = [DenseSpec, MoeSpec, NoFeedForward]
 FAMILIES = [
     *("qwen2", "phi3", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "lfm2_moe", "kimi_linear"),
-    "granitemoehybrid_experts",
+    *("granitemoehybrid_experts", "nemotron_h"),
 ]
 """With each kind of feed-forward part, and with each form of its tensors."""
 
@@ -51,7 +51,7 @@ def test_the_tensors_that_a_part_declares_are_those_of_the_checkpoint(checkpoint
     for layer, (mixer, part) in enumerate(zip(spec.mixers, spec.feed_forwards, strict=True)):
         prefix = spec.names.layer(layer)
         own = {name.removeprefix(prefix): shape for name, shape in stored.items() if name.startswith(prefix)}
-        others = {*mixer.tensors(spec), *(f"{name}.weight" for name in spec.names.norms)}
+        others = {*mixer.tensors(spec), *(f"{name}.weight" for name in spec.norms(layer).given)}
         declared = part.stored(spec, stored.__contains__).tensors(spec)
         assert declared == {name: shape for name, shape in own.items() if name not in others}
 
@@ -82,13 +82,13 @@ def test_some_experts_are_used_by_a_token_and_all_dense_weights(checkpoint: tupl
     for part in spec.feed_forward_kinds:
         every, used = part.expert_weights(spec)
         assert part.has_experts == (0 < used < every)
-        assert used < part.num_weights(spec)
+        assert used < part.num_weights(spec) or part.is_null
 
 
 def test_adapters_change_linear_layers_of_parts_without_experts(checkpoint: tuple[Path, ModelSpec]) -> None:
     _, spec = checkpoint
     for part in spec.feed_forward_kinds:
-        assert bool(part.adapted_linears(spec)) != part.has_experts
+        assert bool(part.adapted_linears(spec)) != (part.has_experts or part.is_null)
         assert part.described
 
 
@@ -115,4 +115,5 @@ def test_a_part_needs_more_memory_for_more_tokens_in_the_mixer(
     _, spec = checkpoint
     for part in spec.feed_forward_kinds:
         few, many = (part.token_bytes(spec, mixed, 1, 2, 1, is_native=is_native) for mixed in (0, 1 << 20))
-        assert 0 < few < many
+        assert few < many
+        assert bool(few) != part.is_null

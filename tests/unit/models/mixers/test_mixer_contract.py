@@ -23,6 +23,7 @@ from raycore.models.linears import FusedLinear
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.kinds import REFUSED_ADAPTERS, StateSpec
 from raycore.models.mixers.latent import LatentHeads
+from raycore.models.mixers.no_mixer import NoMixer
 from raycore.models.mixers.spec import MixerSpec
 from raycore.models.rows import Rows
 from raycore.models.spec import ModelSpec
@@ -34,12 +35,12 @@ from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.loader import empty_decoder_weights
 from raycore.weights.share import WeightShare
 
-KINDS: list[type[MixerSpec]] = [AttentionHeads, LatentHeads, *get_args(StateSpec)]
+KINDS: list[type[MixerSpec]] = [AttentionHeads, LatentHeads, NoMixer, *get_args(StateSpec)]
 FAMILIES = [
     *("qwen2", "qwen3", "phi3", "olmo2", "gpt_oss", "multi_query"),
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     *("qwen3_next", "qwen3_5", "granitemoehybrid", "granitemoehybrid_groups"),
-    *("kimi_linear", "lfm2", "lfm2_moe"),
+    *("kimi_linear", "lfm2", "lfm2_moe", "nemotron_h"),
 ]
 """With each kind of mixer, and with each form of its tensors."""
 
@@ -136,11 +137,12 @@ def test_the_states_that_a_rank_allocates_are_the_declared_ones(
             assert fields - {each.field for each in tensors} <= names
 
 
-def test_a_layer_keeps_a_state_or_something_in_blocks(checkpoint: tuple[Path, ModelSpec]) -> None:
+def test_a_layer_keeps_one_thing_or_nothing(checkpoint: tuple[Path, ModelSpec]) -> None:
     _, spec = checkpoint
     for layer, mixer in enumerate(spec.mixers):
-        assert mixer.keeps_state == (mixer.cached(spec, layer).kind == "none")
-        assert mixer.keeps_state == (mixer.cached_numbers(spec, 1) == 0)
+        has_blocks = mixer.cached(spec, layer).kind != "none"
+        assert has_blocks == (mixer.cached_numbers(spec, 1) > 0)
+        assert has_blocks + mixer.keeps_state + mixer.is_null == 1
 
 
 def test_adapters_may_change_the_linear_layers_that_peft_finds(checkpoint: tuple[Path, ModelSpec]) -> None:
