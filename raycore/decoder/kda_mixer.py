@@ -28,11 +28,8 @@ class KdaWeights(LayerPartWeights):
     qkv_ID: Tensor
     """The rows of queries, of keys and of values, one after the other."""
     vectors_ID: Tensor
-    """Those of b, and of the vectors that decays and gates are made of, which every rank has."""
-    f_OK: Tensor
-    """Makes decays of their vector."""
-    g_OK: Tensor
-    """Makes gates of theirs."""
+    """Those of b, and of the vectors that decays and gates are made of, which every rank has. Or, with
+    `KdaSpec.is_direct`, those of this rank's decays and gates."""
     conv_CW: Tensor
     decay_N: Tensor
     """float32: the logarithm of how fast states decay."""
@@ -40,6 +37,10 @@ class KdaWeights(LayerPartWeights):
     """float32: of decays."""
     norm_H: Tensor
     o_DO: Tensor
+    f_OK: Tensor | None = None
+    """Makes decays of their vector."""
+    g_OK: Tensor | None = None
+    """Makes gates of theirs."""
 
     NAMES: ClassVar[Mapping[str, str]] = {
         "qkv_ID": "self_attn.qkv_proj.weight",
@@ -73,32 +74,34 @@ class KdaMixer(Mixer):
         spec, ranks, operations, adapt = place.spec, place.ranks, place.operations, place.adapt
         own: KdaSpec = place.mixer.of_rank(ranks.size)
         self._stage_index = place.stage_index
-        self._sizes = [own.num_v_heads, own.k_dim, own.k_dim]
+        size = own.num_values if own.is_direct else own.k_dim
+        self._sizes = [own.num_v_heads, size, size]
         self._kept = {name: getattr(weights, name) for name in ("conv_CW", "decay_N", "bias_O", "norm_H")}
         of_state = {name: getattr(weights, name).to(operations.device) for name in ("conv_CW", "decay_N", "bias_O")}
         self.constants = MixerConstants(of_state=of_state)
         self._qkv = adapt(operations.linear(weights.qkv_ID), "qkv", None)
         self._vectors = adapt(operations.linear(weights.vectors_ID), "b_f_g", None)
-        self._f = adapt(operations.linear(weights.f_OK), "f_b", None)
-        self._g = adapt(operations.linear(weights.g_OK), "g_b", None)
+        self._f = None if weights.f_OK is None else adapt(operations.linear(weights.f_OK), "f_b", None)
+        self._g = None if weights.g_OK is None else adapt(operations.linear(weights.g_OK), "g_b", None)
         self._norm = operations.rms_norm(weights.norm_H, spec.rms_norm_eps)
         self._sigmoid = operations.sigmoid
         self.o = adapt(operations.linear(weights.o_DO, None, ranks), "o", ranks)
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the input of `o` for the input of the projections. Updates the sequences' states."""
-        b_TN, f_TK, g_TK = (each.contiguous() for each in torch.split(self._vectors(x_TI), self._sizes, 1))
-        values_TO = attention(self._stage_index, torch.cat([self._qkv(x_TI), b_TN, self._f(f_TK)], 1))
+        b_TN, f_TX, g_TX = (each.contiguous() for each in torch.split(self._vectors(x_TI), self._sizes, 1))
+        f_TO = f_TX if self._f is None else self._f(f_TX)
+        values_TO = attention(self._stage_index, torch.cat([self._qkv(x_TI), b_TN, f_TO], 1))
         normed_TO = self._norm(values_TO.view(-1, len(self._kept["norm_H"]))).view(values_TO.shape)
-        return normed_TO.mul_(self._sigmoid(self._g(g_TK)))
+        return normed_TO.mul_(self._sigmoid(g_TX if self._g is None else self._g(g_TX)))
 
     def weights(self) -> KdaWeights:
         """Return the weights that the mixer was made of."""
         return KdaWeights(
             qkv_ID=plain(self._qkv),
             vectors_ID=plain(self._vectors),
-            f_OK=plain(self._f),
-            g_OK=plain(self._g),
+            f_OK=None if self._f is None else plain(self._f),
+            g_OK=None if self._g is None else plain(self._g),
             o_DO=plain(self.o),
             **self._kept,
         )

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
 from raycore.decoder.attention_mixer import row_tensors
-from raycore.decoder.mixer import Mixer
+from raycore.decoder.mixer import Mixer, plain
 from raycore.layers.part_place import PartPlace
 from raycore.layers.rope import PairOrder
 from raycore.models.mixers.latent import LatentHeads
@@ -42,6 +42,7 @@ class LatentMixer(Mixer):
         "_q_b": "q_b_proj",
         "_keys": "kv_b_proj_of_keys",
         "_values": "kv_b_proj_of_values",
+        "_gate": "g_proj",
         "o": "o_proj",
     }
 
@@ -65,6 +66,8 @@ class LatentMixer(Mixer):
         kv_b_NXR = weights.kv_b_XR.view(self._num_heads, -1, heads.rank)
         self._keys = operations.head_linear(kv_b_NXR[:, : heads.plain_dim].transpose(1, 2).contiguous())
         self._values = operations.head_linear(kv_b_NXR[:, heads.plain_dim :].contiguous())
+        self._gate = None if weights.gate_ND is None else place.adapt(operations.linear(weights.gate_ND), "gate", None)
+        self._sigmoid = operations.sigmoid
         self.o = place.adapt(operations.linear(weights.o_DY, weights.o_bias, ranks), "o", ranks)
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
@@ -82,6 +85,8 @@ class LatentMixer(Mixer):
         out_TX = attention(self._stage_index, fused_TNW.view(num_tokens, -1))
         values_TNV = out_TX.new_empty(num_tokens, num_heads, heads.value_dim)
         self._values(out_TX.view(num_tokens, num_heads, heads.rank), values_TNV)
+        if self._gate is not None:
+            values_TNV.mul_(self._sigmoid(self._gate(x_TI)).unsqueeze(2))
         return values_TNV.view(num_tokens, -1)
 
     def weights(self) -> LatentWeights:
@@ -94,6 +99,7 @@ class LatentMixer(Mixer):
             inputs_bias_O=None if inputs_bias_O is None else inputs_bias_O.clone(),
             q_b_PQ=None if q_b_PQ is None else _copied(q_b_PQ),
             kv_b_XR=kv_b_NXR.flatten(0, 1),
+            gate_ND=None if self._gate is None else plain(self._gate),
             o_DY=self.o.weight,
             o_bias=self.o.bias,
             q_norm_Q=self._q_norm_Q,

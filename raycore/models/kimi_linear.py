@@ -45,7 +45,7 @@ _DEFAULTS = {
     "bos_token_id": 163584,
     "eos_token_id": 163586,
 }
-_KEYS = {
+OTHER_KEYS = {
     "model_max_length": "max_position_embeddings",
     "num_experts_per_token": "num_experts_per_tok",
     "num_shared_experts": "n_shared_experts",
@@ -67,7 +67,7 @@ _DENSE = TensorNames(gate=f"{_BLOCK}.gate_proj", up=f"{_BLOCK}.up_proj", down=f"
 
 def _convert(config: dict[str, Any]) -> dict[str, Any]:
     """Return what is in config.json, with lists of each layer's type and of those without experts."""
-    config = latent_config({_KEYS.get(key, key): value for key, value in config.items()})
+    config = latent_config({OTHER_KEYS.get(key, key): value for key, value in config.items()})
     fields = fields_of(config, _DEFAULTS)
     num_layers, of_states = fields.int_("num_hidden_layers"), fields.child("linear_attn_config")
     config |= {_OF_STATES[key]: value for key, value in of_states.values.items() if key in _OF_STATES}

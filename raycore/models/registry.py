@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from raycore.json_fields import JsonFields
+from raycore.models.bailing_hybrid import BAILING_HYBRID
 from raycore.models.bamba import BAMBA
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
@@ -66,6 +67,7 @@ from raycore.models.vaultgemma import VAULTGEMMA
 from raycore.parts.images.models import without_vision
 
 FAMILIES: Mapping[str, Family] = {
+    "BailingHybridForCausalLM": BAILING_HYBRID,
     "BambaForCausalLM": BAMBA,
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,

@@ -71,13 +71,19 @@ class TorchKda:
         y_TC = by_token(functional.silu, y_TC, batch_invariant=invariant)
         q_TNK, k_TNK, v_TNH = (each.reshape(heads_TNK) for each in y_TC.chunk(3, 1))
         q_TNK, k_TNK = (on_one_thread(normalized, x) if invariant else normalized(x) for x in (q_TNK, k_TNK))
-        times_TO = by_token(softplus, f_TO.float() + layer.bias_O, batch_invariant=invariant)
+        rates_N1 = layer.decay_N.exp()[:, None]
+        f_TO = f_TO.float() + layer.bias_O
+        if own.least_decay is None:
+            decays_TNK = by_token(softplus, f_TO, batch_invariant=invariant).view(heads_TNK) * -rates_N1
+        else:
+            f_TO = (f_TO.view(heads_TNK) * rates_N1).flatten(1)
+            decays_TNK = by_token(torch.sigmoid, f_TO, batch_invariant=invariant).view(heads_TNK) * own.least_decay
         return (
             q_TNK.mul_(1.0 / math.sqrt(own.k_dim)),
             k_TNK,
             v_TNH,
             by_token(torch.sigmoid, b_TN.float(), batch_invariant=invariant),
-            times_TO.view(heads_TNK) * -layer.decay_N.exp()[:, None],
+            decays_TNK,
         )
 
 
@@ -93,6 +99,7 @@ class KdaRecurrence(MatrixRecurrence):
         output = Sᵀ q
 
     in float32. It is the gated delta rule with a decay of each channel of a key, instead of one of the head.
+    With `KdaSpec.least_decay`, states are multiplied by exp(least_decay · sigmoid(exp(decay) · (f + bias))) instead.
     Source: Kimi Linear (https://arxiv.org/abs/2510.26692), equation 1.
     """
 

@@ -1,7 +1,8 @@
 """The weights of multi-head latent attention. The loader fills them.
 
 Shape suffixes: D hidden size, O this rank's rows of the fused first layer, Q size of the vector that queries are made
-of, R size of a latent, P and X this rank's rows of the layers that read these two, Y this rank's outputs of attention.
+of, R size of a latent, P and X this rank's rows of the layers that read these two, N its heads, Y its outputs of
+attention.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ class LatentWeights(LayerPartWeights):
     """None, like `q_b_PQ`, if the first layer makes queries."""
     q_b_PQ: Weight | None = None
     """This rank's queries."""
+    gate_ND: Tensor | None = None
+    """A row for each of this rank's heads."""
     o_bias: Tensor | None = None
     """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
 
@@ -44,7 +47,8 @@ class LatentWeights(LayerPartWeights):
         "q_b_PQ": "self_attn.q_b_proj.weight",
         "kv_norm_R": "self_attn.kv_a_layernorm.weight",
         "kv_b_XR": "self_attn.kv_b_proj.weight",
+        "gate_ND": "self_attn.g_proj.weight",
         "o_DY": "self_attn.o_proj.weight",
         "o_bias": "self_attn.o_proj.bias",
     }
-    MULTIPLIED: ClassVar[tuple[str, ...]] = ("inputs_OD", "q_b_PQ", "kv_b_XR", "o_DY")
+    MULTIPLIED: ClassVar[tuple[str, ...]] = ("inputs_OD", "q_b_PQ", "kv_b_XR", "gate_ND", "o_DY")

@@ -22,9 +22,6 @@ from raycore.models.rows import divided, whole
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec
 
-_Q_A_PROJ = "self_attn.q_a_proj"
-_KV_A_PROJ = "self_attn.kv_a_proj_with_mqa"
-
 
 class LatentHeads(MixerSpec, frozen=True):
     """The sizes of multi-head latent attention. A model's `head_dim` is that of the rotated part then."""
@@ -40,6 +37,10 @@ class LatentHeads(MixerSpec, frozen=True):
     """Queries are linear functions of a normalized vector of this size. None: of the layer's input itself."""
     norm_eps: float = 1e-6
     """Of the norms of latents, and of what queries are made of."""
+    block: str = "self_attn"
+    """What the names of tensors begin with, besides those that `TensorNames` has."""
+    has_gate: bool = False
+    """Whether the values of each head are multiplied by the sigmoid of a number that is made of the layer's input."""
 
     computed_by: ClassVar[str] = "raycore.decoder.latent_mixer.LatentMixer"
     weights_class: ClassVar[str] = "raycore.weights.latent_weights.LatentWeights"
@@ -49,6 +50,10 @@ class LatentHeads(MixerSpec, frozen=True):
     refused_adapters: ClassVar[Mapping[str, str]] = {
         "kv_b_proj": "adapters of kv_b_proj, which attention applies to queries and values, aren't supported"
     }
+
+    def renamed(self, model: ModelSpec) -> Mapping[str, str]:
+        names = "q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "g_proj"
+        return {f"self_attn.{name}": f"{self.block}.{name}" for name in names} | {"self_attn.o_proj": model.names.o}
 
     @property
     def query_dim(self) -> int:
@@ -64,19 +69,23 @@ class LatentHeads(MixerSpec, frozen=True):
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
     ) -> tuple[FusedLinear, ...]:
         of_rank, num_heads, names = (tp_rank, tp_size), model.num_heads, model.names
-        key = whole(_KV_A_PROJ, self.width)  # every rank has all latents and rotated keys
+        q_a, kv_a = f"{self.block}.q_a_proj", f"{self.block}.kv_a_proj_with_mqa"
+        key = whole(kv_a, self.width)  # every rank has all latents and rotated keys
         queries = divided(names.q, num_heads * self.query_dim, *of_rank)
         if self.query_rank is not None:
-            queries = whole(_Q_A_PROJ, self.query_rank)
-        biased = frozenset([_Q_A_PROJ, _KV_A_PROJ] if model.qkv_bias else [])
+            queries = whole(q_a, self.query_rank)
+        biased = frozenset([q_a, kv_a] if model.qkv_bias else [])
         read = whole("", num_inputs or model.hidden_size)
         found = [FusedLinear("inputs_OD", (queries, key), read, "inputs_bias_O", biased, adapted="qkv")]
         if self.query_rank is not None:
-            q_b = divided("self_attn.q_b_proj", num_heads * self.query_dim, *of_rank)
+            q_b = divided(f"{self.block}.q_b_proj", num_heads * self.query_dim, *of_rank)
             found.append(FusedLinear("q_b_PQ", (q_b,), whole("", self.query_rank), adapted="q_b"))
         # head by head, the key without its rotated part, and then the value
-        kv_b = divided("self_attn.kv_b_proj", num_heads * (self.plain_dim + self.value_dim), *of_rank)
+        kv_b = divided(f"{self.block}.kv_b_proj", num_heads * (self.plain_dim + self.value_dim), *of_rank)
         found.append(FusedLinear("kv_b_XR", (kv_b,), whole("", self.rank), is_plain=True))
+        if self.has_gate:
+            gate = divided(f"{self.block}.g_proj", num_heads, *of_rank)
+            found.append(FusedLinear("gate_ND", (gate,), read, adapted="gate", is_plain=True))
         values = divided("", num_heads * self.value_dim, *of_rank)
         of_output = frozenset([names.o] if model.o_bias else [])
         output = (whole(names.o, model.hidden_size),)
@@ -84,10 +93,10 @@ class LatentHeads(MixerSpec, frozen=True):
         return tuple(found)
 
     def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
-        kv_norm = PartTensor("kv_norm_R", (whole("self_attn.kv_a_layernorm.weight", self.rank),))
+        kv_norm = PartTensor("kv_norm_R", (whole(f"{self.block}.kv_a_layernorm.weight", self.rank),))
         if self.query_rank is None:
             return (kv_norm,)
-        return PartTensor("q_norm_Q", (whole("self_attn.q_a_layernorm.weight", self.query_rank),)), kv_norm
+        return PartTensor("q_norm_Q", (whole(f"{self.block}.q_a_layernorm.weight", self.query_rank),)), kv_norm
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:
         num_heads, more = model.num_heads // tp_size, {}

@@ -77,8 +77,10 @@ class MixerSpec(LayerPart, frozen=True):
     """Of a layer that keeps a state: `package.module.Class` of a `raycore.state.recurrence.Recurrence`."""
     refused_adapters: ClassVar[Mapping[str, str]] = {}
     """Parts of the names of tensors that adapters may not have, and why."""
-    renamed: ClassVar[Mapping[str, str]] = {}
-    """What transformers calls projections that have other names in checkpoints, with those. Adapters have either."""
+
+    def renamed(self, model: ModelSpec) -> Mapping[str, str]:
+        """What transformers calls projections that have other names in files, with those. Adapters have either."""
+        return {}
 
     @property
     def split_sizes(self) -> dict[str, int]:

@@ -5,6 +5,30 @@ from __future__ import annotations
 from families.toy import Toy
 
 STATES: dict[str, Toy] = {
+    # decays with a limit, and latent attention with a gate for each head
+    "bailing_hybrid": Toy(
+        "BailingHybridConfig",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "kv_lora_rank": 24,
+            "q_lora_rank": 40,
+            "qk_nope_head_dim": 12,
+            "qk_rope_head_dim": 8,
+            "v_head_dim": 20,
+            "head_dim": 24,
+            "short_conv_kernel_size": 3,
+            "kda_lower_bound": -2.0,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_group": 4,
+            "topk_group": 2,
+            "num_mtp_layers": 0,
+        },
+        {"kda_lower_bound": -0.5, "kda_safe_gate": False, "routed_scaling_factor": 0.5},
+    ),
     # half of a head is rotated
     "bamba": Toy(
         "BambaConfig",

@@ -32,9 +32,10 @@ def test_the_rule_equals_its_definition(make: Make, sizes: Sizes) -> None:
 
 
 @pytest.mark.parametrize("decay", [-3.0, 0.0, 5.0])
+@pytest.mark.parametrize("has_limit", [False, True])
 @pytest.mark.parametrize("make", IMPLEMENTATIONS)
-def test_a_step_of_all_kinds_of_sequences_equals_the_definition(make: Make, decay: float) -> None:
-    batch = Batch(Sizes(KDA, MIXED, num_k_heads=2, k_dim=32, v_dim=32, decay=decay))
+def test_a_step_of_all_kinds_of_sequences_equals_the_definition(make: Make, decay: float, has_limit: bool) -> None:
+    batch = Batch(Sizes(KDA, MIXED, num_k_heads=2, k_dim=32, v_dim=32, decay=decay, has_options=has_limit))
     batch.check(batch.outcome(make))
 
 

@@ -127,7 +127,7 @@ class _Reader(ABC):
         self._shapes = [mixer.adapted_shapes(model) | other.adapted_shapes(model) for mixer, other in parts]
         """By layer: the numbers of outputs and inputs of projections, by name."""
         self._known = [*dict.fromkeys(name for own in self._shapes for name in own)]
-        self._renamed = {other: name for mixer in model.mixers for other, name in mixer.renamed.items()}
+        self._renamed = {other: name for mixer in model.mixers for other, name in mixer.renamed(model).items()}
 
     @abstractmethod
     def _parse(self, name: str) -> tuple[ModuleKey, str]:

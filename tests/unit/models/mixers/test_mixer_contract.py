@@ -40,7 +40,7 @@ FAMILIES = [
     *("qwen2", "qwen3", "phi3", "olmo2", "gpt_oss", "multi_query"),
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     *("qwen3_next", "qwen3_5", "granitemoehybrid", "granitemoehybrid_groups"),
-    *("kimi_linear", "lfm2", "lfm2_moe", "nemotron_h"),
+    *("kimi_linear", "lfm2", "lfm2_moe", "nemotron_h", "bailing_hybrid"),
 ]
 """With each kind of mixer, and with each form of its tensors."""
 
@@ -151,7 +151,7 @@ def test_adapters_may_change_the_linear_layers_that_peft_finds(checkpoint: tuple
         network: Any = auto_class(AutoConfig.from_pretrained(path)).from_config(AutoConfig.from_pretrained(path))
     modules = {name: each for name, each in network.named_modules() if isinstance(each, nn.Linear)}
     for layer, mixer in enumerate(spec.mixers):
-        in_network = {name: known for known, name in mixer.renamed.items()}
+        in_network = {name: known for known, name in mixer.renamed(spec).items()}
         assert all(len(linear.outputs) <= MAX_PARTS for linear in mixer.adapted_linears(spec).values())
         for name, shape in mixer.adapted_shapes(spec).items():
             end = f"layers.{layer}.{in_network.get(name, name)}"

@@ -59,6 +59,11 @@ MAMBA = msgspec.structs.replace(
     MODEL, state=Mamba2Spec([True, False, True], 4, 6, v_dim=10, conv_size=3, num_groups=1, has_conv_bias=True)
 )
 KDA = msgspec.structs.replace(MODEL, state=KdaSpec([True, False, True], 4, k_dim=6, v_dim=6, conv_size=3))
+LING = msgspec.structs.replace(
+    LATENT,
+    latent=msgspec.structs.replace(LATENT.latent, has_gate=True),
+    state=msgspec.structs.replace(KDA.state, is_direct=True, least_decay=-5.0),
+)
 CONVOLVED = msgspec.structs.replace(MODEL, state=ShortConvSpec([True, False, True], MODEL.hidden_size, 3, True))
 ALONE = msgspec.structs.replace(
     SHARED,
@@ -110,10 +115,11 @@ def assert_same(found: DecoderWeights, expected: DecoderWeights) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "spec",
-    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE, MAMBA, KDA, CONVOLVED, ALONE],
+    [MODEL, TIED, SHARED, BIASED, LATENT, DIRECT, GATED, SEPARATE, MAMBA, KDA, CONVOLVED, ALONE, LING],
     ids=[
         *("untied", "tied", "shared experts", "biases", "latent attention", "latent attention of queries"),
         *("states by head", "states", "Mamba-2", "Kimi's delta attention", "short convolution", "parts alone"),
+        "gates of latent attention, direct decays",
     ],
 )
 def test_a_decoders_weights_are_read_back_unchanged(backend, dtype, spec):
