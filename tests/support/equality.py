@@ -195,6 +195,10 @@ FAMILIES_OF_KINDS = ("gemma3", "gpt_oss", "deepseek_v3", "qwen3_next", "kimi_lin
 """Families with each kind of layers that keep something else than all keys and values."""
 
 
+PLAIN_SHAPES = ((1, 1, 1, 1), (2, 1, 1, 1))
+"""Of workers that compute families of which other families have every part (`Toy.is_plain`)."""
+
+
 def every_schedule(*shapes: tuple[int, ...]) -> Callable[[Any], Any]:
     """Parametrize a test by these shapes of workers, by their families, and by how many steps are in flight."""
     parameters = [
@@ -202,7 +206,8 @@ def every_schedule(*shapes: tuple[int, ...]) -> Callable[[Any], Any]:
         for shape in shapes
         for family in (CONTEXT_FAMILIES.get(shape, ("multi_query",)) if shape in CONTEXT_SHAPES else FAMILIES)
         for overlaps in (False, True)
-        if overlaps or set(shape) == {1} or family in FAMILIES_WITHOUT_OVERLAP
+        if overlaps or (set(shape) == {1} and not FAMILIES[family].is_plain) or family in FAMILIES_WITHOUT_OVERLAP
+        if shape in PLAIN_SHAPES or not FAMILIES[family].is_plain
     ]
     return pytest.mark.parametrize(("workers", "family", "overlaps"), parameters, indirect=["workers"])
 
@@ -217,8 +222,10 @@ def combinations_of(shape: tuple[int, ...], family: str, overlaps: bool) -> list
 
     All workers of a shape get the same plan of a step. So what a schedule does to a family shows on one worker, what it
     does to several workers shows with one family of each kind of layers, and what dividing does to a family shows with
-    any schedule: the one with the fewest steps.
+    any schedule: the one with the fewest steps. What schedules do to a plain family's parts shows with others.
     """
+    if FAMILIES[family].is_plain:
+        return CORNERS if set(shape) == {1} else CORNERS[1:]
     if set(shape) == {1}:
         return PAIRS if overlaps else [each for each in COMBINATIONS if each not in PAIRS]
     if family in FAMILIES_WITHOUT_OVERLAP:

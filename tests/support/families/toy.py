@@ -17,3 +17,6 @@ class Toy(NamedTuple):
     """Other values of keys of config.json, each of which changes what the model generates. Where a key is in an object
     in config.json, their names have a dot between them. `tests/unit/models/test_switches.py` turns one after the
     other."""
+    is_plain: bool = False
+    """Whether other toys have every part of it, so that few schedules show what config.json and the names of tensors
+    may hide."""

@@ -87,7 +87,7 @@ def recorded(worker: Worker) -> list[bool]:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("family", list(FAMILIES))
+@pytest.mark.parametrize("family", [family for family, toy in FAMILIES.items() if not toy.is_plain])
 def test_recorded_layers_compute_the_same_bits(family: str, dtype: str, tmp_path: Path) -> None:
     path = make_checkpoint(family, tmp_path)
     worker, plain = start(path, dtype=dtype), start(path, dtype=dtype)
