@@ -15,7 +15,7 @@ OLMO_DEFAULTS = {
     "bos_token_id": None,
     "eos_token_id": 50279,
 }
-_NAMES = TensorNames(
+NORMS_AFTER_BLOCKS = TensorNames(
     before_attention=None,
     after_attention="post_attention_layernorm",
     before_feed_forward=None,
@@ -26,7 +26,7 @@ _NAMES = TensorNames(
 def olmo_parts(config: JsonFields, **parts: Any) -> Parts:
     """Return the parts of OLMo 2, and `parts`."""
     has_bias = config.bool_("attention_bias")
-    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm="width", names=_NAMES, **parts)
+    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm="width", names=NORMS_AFTER_BLOCKS, **parts)
 
 
 OLMO2 = Family(OLMO_DEFAULTS, olmo_parts)

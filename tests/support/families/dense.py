@@ -25,6 +25,18 @@ GROWING = {
 
 DENSE: dict[str, Toy] = {
     "ernie4_5": Toy("Ernie4_5Config", {"head_dim": 32, "use_bias": True, "num_key_value_heads": 2}),
+    # windows, and no rotation in layers without
+    "exaone4": Toy(
+        "Exaone4Config",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 17,
+        },
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3, "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
+    ),
     # caps that scores and logits come near
     "gemma2": Toy(
         "Gemma2Config",

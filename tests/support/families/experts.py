@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from families.toy import Toy
+
+GROUPED: dict[str, Any] = {
+    "num_key_value_heads": 2,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
+"""Experts in groups, chosen by corrected scores, and shared experts."""
+OTHER_GROUPS: dict[str, Any] = {
+    "n_group": 2,
+    "topk_group": 3,
+    "routed_scaling_factor": 1.0,
+    "num_experts_per_tok": 2,
+}
 
 EXPERTS: dict[str, Toy] = {
     # experts in groups, chosen by corrected scores; a dense layer first, and shared experts

@@ -1,0 +1,42 @@
+"""EXAONE 4: Llama with norms of query and key heads, and of results instead of before the blocks. If some layers have
+windows, the others don't rotate.
+"""
+
+from __future__ import annotations
+
+from raycore.json_fields import JsonFields
+from raycore.models.family import DEFAULTS, Family, plain_parts, windows_by_type
+from raycore.models.olmo2 import NORMS_AFTER_BLOCKS
+from raycore.models.rotation import parse_rotation
+from raycore.models.spec import Parts
+
+_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 102400,
+    "intermediate_size": 16384,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "bos_token_id": 0,
+}
+
+
+def _parts(config: JsonFields) -> Parts:
+    rotation, windows = parse_rotation(config), _windows(config)
+    has_windows = config.optional_int("sliding_window") is not None
+    return plain_parts(
+        config,
+        qk_norm="heads",
+        layer_windows=windows,
+        rotations=[rotation if window is not None or not has_windows else None for window in windows],
+        names=NORMS_AFTER_BLOCKS,
+    )
+
+
+def _windows(config: JsonFields) -> list[int | None]:
+    is_listed = config.list_("layer_types") is not None or config.get("sliding_window") is None
+    # real files with a pattern such as LLLG have types, too
+    return windows_by_type(config, full_every=None if is_listed else config.int_("sliding_window_pattern"))
+
+
+EXAONE4 = Family(_DEFAULTS, _parts)
