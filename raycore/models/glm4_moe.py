@@ -39,18 +39,25 @@ _DEFAULTS = {
 }
 
 
-def _parts(config: JsonFields) -> Parts:
-    size, sparse = config.int_("moe_intermediate_size"), sparse_after(config, "first_k_dense_replace")
+def grouped_experts(config: JsonFields, sparse: list[bool]) -> MoeSpec | None:
+    """Return experts in groups, and shared ones of the size of `n_shared_experts` of them. None: no layer has experts.
+
+    `sparse`: for each layer, whether it has experts.
+    """
+    size = config.int_("moe_intermediate_size")
     shared = SharedExperts(
         size * config.int_("n_shared_experts"), size_key="moe_intermediate_size times n_shared_experts"
     )
     router = grouped_sigmoid_router(config)
-    experts = MoeSpec(num_experts(config), num_chosen(config), size, sparse, router, shared)
+    return MoeSpec(num_experts(config), num_chosen(config), size, sparse, router, shared) if any(sparse) else None
+
+
+def _parts(config: JsonFields) -> Parts:
     return plain_parts(
         config,
         qkv_bias=config.bool_("attention_bias"),
         qk_norm="heads" if config.bool_("use_qk_norm") else None,
-        moe=experts if any(sparse) else None,
+        moe=grouped_experts(config, sparse_after(config, "first_k_dense_replace")),
         num_predictors=config.optional_int("num_nextn_predict_layers", low=0) or 0,
     )
 

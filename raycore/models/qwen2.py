@@ -21,8 +21,14 @@ QWEN2_DEFAULTS = {
 
 def windows(config: JsonFields) -> list[int | None]:
     """Return each layer's window: from `max_window_layers` on, unless `layer_types` says otherwise."""
+    return windows_of_last(
+        config, config.optional_int("sliding_window") if config.bool_("use_sliding_window") else None
+    )
+
+
+def windows_of_last(config: JsonFields, window: int | None) -> list[int | None]:
+    """Return each layer's window: `window` from `max_window_layers` on, unless `layer_types` says otherwise."""
     num_layers = config.int_("num_hidden_layers")
-    window = config.optional_int("sliding_window") if config.bool_("use_sliding_window") else None
     if window is None:
         return [None] * num_layers
     sliding = sliding_layers(config)

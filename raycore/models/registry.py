@@ -20,6 +20,7 @@ from raycore.models.bailing_hybrid import BAILING_HYBRID
 from raycore.models.bamba import BAMBA
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
+from raycore.models.dots1 import DOTS1
 from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.exaone4 import EXAONE4
 from raycore.models.family import Family, converted, plugin_families, plugin_family
@@ -72,6 +73,7 @@ FAMILIES: Mapping[str, Family] = {
     "BambaForCausalLM": BAMBA,
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "Dots1ForCausalLM": DOTS1,
     "Ernie4_5ForCausalLM": ERNIE4_5,
     "Exaone4ForCausalLM": EXAONE4,
     "Gemma2ForCausalLM": GEMMA2,

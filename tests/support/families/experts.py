@@ -26,6 +26,23 @@ OTHER_GROUPS: dict[str, Any] = {
 }
 
 EXPERTS: dict[str, Toy] = {
+    # a dense layer first, and windows after it
+    "dots1": Toy(
+        "Dots1Config",
+        GROUPED
+        | {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "first_k_dense_replace": 1,
+            "norm_topk_prob": True,
+            "sliding_window": 17,
+            "max_window_layers": 1,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        },
+        OTHER_GROUPS
+        | {"norm_topk_prob": False, "sliding_window": 5, "layer_types": ["sliding_attention"] + ["full_attention"] * 2},
+        is_plain=True,
+    ),
     # experts in groups, chosen by corrected scores; a dense layer first, and shared experts
     "glm4_moe": Toy(
         "Glm4MoeConfig",
