@@ -64,6 +64,7 @@ from raycore.models.qwen3_next import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 from raycore.models.rotation import head_dim
 from raycore.models.seed_oss import SEED_OSS
 from raycore.models.smollm3 import SMOLLM3
+from raycore.models.solar_open import SOLAR_OPEN
 from raycore.models.spec import CheckpointDType, ModelSpec, Parts
 from raycore.models.vaultgemma import VAULTGEMMA
 from raycore.parts.images.models import without_vision
@@ -115,6 +116,7 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3VLForConditionalGeneration": QWEN3_VL,
     "SeedOssForCausalLM": SEED_OSS,
     "SmolLM3ForCausalLM": SMOLLM3,
+    "SolarOpenForCausalLM": SOLAR_OPEN,
     "VaultGemmaForCausalLM": VAULTGEMMA,
 }
 """By the name of the architecture in config.json."""

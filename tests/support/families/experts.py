@@ -139,4 +139,11 @@ EXPERTS: dict[str, Toy] = {
             "tie_word_embeddings": True,
         },
     ),
+    # no norms of heads, and no bias of the last projection
+    "solar_open": Toy(
+        "SolarOpenConfig",
+        GROUPED | {"head_dim": 32, "norm_topk_prob": False},
+        OTHER_GROUPS | {"norm_topk_prob": True},
+        is_plain=True,
+    ),
 }
