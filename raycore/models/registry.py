@@ -54,6 +54,7 @@ from raycore.models.multimodal import (
 from raycore.models.nemotron_h import NEMOTRON_H
 from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
+from raycore.models.olmoe import OLMOE
 from raycore.models.phi3 import PHI3
 from raycore.models.quantization import parse_quantization
 from raycore.models.qwen2 import QWEN2
@@ -102,6 +103,7 @@ FAMILIES: Mapping[str, Family] = {
     "NemotronHForCausalLM": NEMOTRON_H,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,
+    "OlmoeForCausalLM": OLMOE,
     "Phi3ForCausalLM": PHI3,
     "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VL,
     "Qwen2ForCausalLM": QWEN2,

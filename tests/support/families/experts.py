@@ -112,6 +112,19 @@ EXPERTS: dict[str, Toy] = {
         "MixtralConfig",
         {"num_local_experts": 5, "num_experts_per_tok": 2, "num_key_value_heads": 2, "tie_word_embeddings": False},
     ),
+    "olmoe": Toy(
+        "OlmoeConfig",
+        {
+            "num_key_value_heads": 2,
+            "intermediate_size": 32,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": True,
+            "attention_bias": True,
+        },
+        {"num_experts_per_tok": 2, "norm_topk_prob": False},
+        is_plain=True,
+    ),
     # a shared expert with a gate
     "qwen2_moe": Toy(
         "Qwen2MoeConfig",
