@@ -37,7 +37,10 @@ _DEFAULTS = {
 }
 
 
-def _sparse(config: JsonFields) -> list[bool]:
+def layers_with_experts(config: JsonFields) -> list[bool]:
+    """Return for each layer whether `mlp_layer_types` says that it has experts. Without types, all after the first have
+    some.
+    """
     num_layers, given = config.int_("num_hidden_layers"), config.list_("mlp_layer_types")
     if given is None:
         num_dense = config.optional_int("first_k_dense_replace", low=0)
@@ -51,7 +54,9 @@ def _sparse(config: JsonFields) -> list[bool]:
 def _parts(config: JsonFields) -> Parts:
     refuse_other_routers(config)
     is_adjacent = config.bool_("rope_interleave")
-    return latent_parts(config, grouped_sigmoid_router(config), is_adjacent=is_adjacent, sparse=_sparse(config))
+    return latent_parts(
+        config, grouped_sigmoid_router(config), is_adjacent=is_adjacent, sparse=layers_with_experts(config)
+    )
 
 
 GLM4_MOE_LITE = Family(_DEFAULTS, _parts, latent_config)

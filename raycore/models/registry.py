@@ -34,6 +34,7 @@ from raycore.models.granite import GRANITE
 from raycore.models.granite_hybrid import GRANITE_HYBRID
 from raycore.models.granite_moe import GRANITE_MOE
 from raycore.models.hunyuan import HUNYUAN
+from raycore.models.hy_v3 import HY_V3
 from raycore.models.kimi_linear import KIMI_LINEAR
 from raycore.models.lfm2 import LFM2, LFM2_MOE
 from raycore.models.llama import LLAMA
@@ -91,6 +92,7 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
+    "HYV3ForCausalLM": HY_V3,
     "KimiLinearForCausalLM": KIMI_LINEAR,
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2_MOE,

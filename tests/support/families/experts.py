@@ -97,6 +97,23 @@ EXPERTS: dict[str, Toy] = {
         },
         {"num_experts_per_tok": 2, "residual_multiplier": 1.0, "attention_multiplier": 1.0},
     ),
+    # experts without groups after a dense layer
+    "hy_v3": Toy(
+        "HYV3Config",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "router_scaling_factor": 1.5,
+            "attention_bias": True,
+        },
+        {"num_experts_per_tok": 2, "router_scaling_factor": 1.0, "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
+    ),
     "minimax_m2": Toy(
         "MiniMaxM2Config",
         {
