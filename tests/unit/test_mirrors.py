@@ -37,8 +37,10 @@ ELSEWHERE = {
 }
 """What tests a module that has no mirror, by how its path in `raycore` begins: the first that fits."""
 
-MAX_ELSEWHERE = 490
-"""How many modules have no mirror. A new module gets one; whoever moves tests to their mirrors lowers the number."""
+MAX_ELSEWHERE = 455
+"""How many modules have no mirror, besides families, which tables test. A new module gets one; whoever moves tests to
+their mirrors lowers the number."""
+FAMILY = re.compile(r"^[A-Z0-9_]+ = Family\(", re.MULTILINE)
 
 
 def mirrors(module: Path) -> set[Path]:
@@ -60,7 +62,8 @@ def test_modules_have_mirrors_or_are_tested_elsewhere():
     elsewhere = [module for module in MODULES if not any(path.exists() for path in mirrors(module))]
     used = {next(start for start in ELSEWHERE if re.match(start, str(module))) for module in elsewhere}
     assert ELSEWHERE.keys() - used == set(), "every module there has a mirror"
-    assert len(elsewhere) <= MAX_ELSEWHERE
+    families = [module for module in elsewhere if FAMILY.search((ROOT / "raycore" / module).read_text())]
+    assert len(elsewhere) - len(families) <= MAX_ELSEWHERE
 
 
 def test_what_tests_modules_elsewhere_exists():
