@@ -23,7 +23,8 @@ class AttentionMemory(MixerMemory):
     def token_numbers(self, *, is_native: bool) -> int:
         heads = self._heads
         numbers = (2, 2) if is_native else (5, 6)
-        return (numbers[0] * heads.num_heads + numbers[1] * heads.num_kv_heads) * heads.head_dim
+        gates = 2 if self.spec.attention_gate == "elements" else 0
+        return ((numbers[0] + gates) * heads.num_heads + numbers[1] * heads.num_kv_heads) * heads.head_dim
 
     def exchanged_bytes(self) -> int:
         return exchanged_bytes(self, self._heads.head_dim, self._heads.head_dim)

@@ -33,7 +33,12 @@ from raycore.weights.weight import Weight
 class AttentionMixer(Mixer):
     """One rank's attention in one layer."""
 
-    _PARTS: ClassVar[Mapping[str, str]] = {"_qkv": "qkv_proj", "_width_norm": "qk_norm", "o": "o_proj"}
+    _PARTS: ClassVar[Mapping[str, str]] = {
+        "_qkv": "qkv_proj",
+        "_width_norm": "qk_norm",
+        "_gate": "gate_proj",
+        "o": "o_proj",
+    }
 
     def __init__(self, place: PartPlace, weights: AttentionWeights) -> None:
         spec, ranks, operations = place.spec, place.ranks, place.operations
@@ -41,7 +46,8 @@ class AttentionMixer(Mixer):
         self._rotated = rotated_heads(spec, ranks.size)
         self._num_heads = spec.num_heads // ranks.size
         self._head_dim = spec.head_dim
-        self._sigmoid = operations.sigmoid if spec.has_attention_gate else None
+        self._sigmoid = operations.sigmoid
+        self._is_gated = spec.attention_gate is not None
         self._order = PairOrder(spec.rotations[place.index], spec.head_dim)
         self._kept = {name: getattr(weights, name) for name in ("q_norm_H", "k_norm_H", "sinks_N")}
         sinks_N = None if weights.sinks_N is None else weights.sinks_N.to(operations.device)
@@ -54,6 +60,9 @@ class AttentionMixer(Mixer):
             for rows_OX in row_tensors(weights.qkv_OD, weights.qkv_bias_O):
                 reorder(rows_OX)
         self._qkv = place.adapt(operations.linear(weights.qkv_OD, weights.qkv_bias_O), "qkv", None)
+        self._gate = (
+            None if weights.gate_XD is None else place.adapt(operations.linear(weights.gate_XD), "attention_gate", None)
+        )
         self.o = place.adapt(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
@@ -61,17 +70,23 @@ class AttentionMixer(Mixer):
         qkv_TO = self._qkv(x_TI)
         if self._width_norm is not None:
             self._width_norm.apply_(qkv_TO)
-        if self._sigmoid is not None:
-            return self._gated(qkv_TO, attention, self._sigmoid)
+        if self._is_gated:
+            return self._gated(x_TI, qkv_TO, attention)
         return attention(self._stage_index, qkv_TO)
 
-    def _gated(self, qkv_TO: Tensor, attention: Attention, sigmoid: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return the result of attention, multiplied by the sigmoid of the gates. Each one is after its query head."""
+    def _gated(self, x_TI: Tensor, qkv_TO: Tensor, attention: Attention) -> Tensor:
+        """Return the result of attention, multiplied by the sigmoid of the gates.
+
+        Without a projection of their own, each one is after its query head.
+        """
+        if self._gate is not None:
+            gates_TX = self._gate(x_TI)
+            return attention(self._stage_index, qkv_TO).mul_(self._sigmoid(gates_TX))
         num_queries = 2 * self._num_heads * self._head_dim
         queries_TN2H = qkv_TO[:, :num_queries].view(len(qkv_TO), self._num_heads, 2, self._head_dim)
         queries_TX, gates_TX = (queries_TN2H[:, :, half].reshape(len(qkv_TO), -1) for half in (0, 1))
         out_TX = attention(self._stage_index, torch.cat([queries_TX, qkv_TO[:, num_queries:]], 1))
-        return out_TX.mul_(sigmoid(gates_TX))
+        return out_TX.mul_(self._sigmoid(gates_TX))
 
     def weights(self) -> AttentionWeights:
         """Return the weights that the mixer was made of."""
@@ -80,14 +95,20 @@ class AttentionMixer(Mixer):
         qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
         for rows_OX in row_tensors(qkv_OD, qkv_bias_O):
             reorder_heads_(rows_OX, self._rotated, self._head_dim, self._order.stored)
+        gate_XD = None if self._gate is None else self._gate.weight
         return AttentionWeights(
-            qkv_OD=qkv_OD, qkv_bias_O=qkv_bias_O, o_DO=self.o.weight, o_bias=self.o.bias, **self._kept
+            qkv_OD=qkv_OD,
+            qkv_bias_O=qkv_bias_O,
+            gate_XD=gate_XD,
+            o_DO=self.o.weight,
+            o_bias=self.o.bias,
+            **self._kept,
         )
 
     @staticmethod
     def reorder_adapter_(linears: Mapping[str, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
         num_q, num_kv = spec.num_heads // tp_size * spec.query_rows, spec.kv_heads_per_rank(tp_size) * spec.head_dim
-        every_second = [slice(0, None, 2)] if spec.has_attention_gate else [slice(None)]
+        every_second = [slice(0, None, 2)] if spec.attention_gate == "query_rows" else [slice(None)]
         order = PairOrder(spec.rotations[index], spec.head_dim)
         for part in linears["qkv"].parts if "qkv" in linears else ():
             if part.first_output < num_q + num_kv:
@@ -137,7 +158,7 @@ def row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
 def rotated_heads(spec: ModelSpec, tp_size: int) -> list[slice]:
     """Return which rows of a rank's fused query, key and value projections are rotated, in heads."""
     num_q, num_kv = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
-    if spec.has_attention_gate:
+    if spec.attention_gate == "query_rows":
         return [slice(0, 2 * num_q, 2), slice(2 * num_q, 2 * num_q + num_kv)]
     return [slice(0, num_q + num_kv)]
 

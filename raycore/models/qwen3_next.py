@@ -75,7 +75,7 @@ def _parts(config: JsonFields, *, is_interleaved: bool, **parts: Any) -> Parts:
         o_bias=has_bias,
         qk_norm="heads",
         norm_offset=1.0,
-        has_attention_gate=True,
+        attention_gate="query_rows",
         state=DeltaSpec(
             layers=state_layers(config, config.int_("full_attention_interval")),
             num_k_heads=num_k_heads,

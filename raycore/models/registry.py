@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from raycore.json_fields import JsonFields
+from raycore.models.afmoe import AFMOE
 from raycore.models.bailing_hybrid import BAILING_HYBRID
 from raycore.models.bamba import BAMBA
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
@@ -72,6 +73,7 @@ from raycore.models.vaultgemma import VAULTGEMMA
 from raycore.parts.images.models import without_vision
 
 FAMILIES: Mapping[str, Family] = {
+    "AfmoeForCausalLM": AFMOE,
     "BailingHybridForCausalLM": BAILING_HYBRID,
     "BambaForCausalLM": BAMBA,
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,

@@ -106,6 +106,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     up: str = "mlp.up_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    attention_gate: str = "self_attn.gate_proj"
     last_norm: str = "norm"
     """The norm after the last layer."""
     embed: str = "embed_tokens"
@@ -214,9 +215,10 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Then a score s becomes cap·tanh(s / cap). None: it doesn't."""
     sinks: bool = False
     """Whether each query head has a learned logit that takes part in the softmax and adds nothing."""
-    has_attention_gate: bool = False
-    """Whether the result of attention is multiplied by the sigmoid of a gate. The query projection has the rows of each
-    head's gate after those of the head."""
+    attention_gate: Literal["query_rows", "elements"] | None = None
+    """By the sigmoid of which gate the result of attention is multiplied. The query projection has the rows of each
+    head's gate after those of the head (`query_rows`), or a projection of its own has them all (`elements`). None: by
+    none."""
     state: StateSpec | None = None
     """The layers that keep a state instead of keys and values. None: all layers have attention."""
     embedding_multiplier: float = 1.0
@@ -323,7 +325,7 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
     @property
     def query_rows(self) -> int:
         """Number of rows of the query projection for each head."""
-        return self.head_dim * (2 if self.has_attention_gate else 1)
+        return self.head_dim * (2 if self.attention_gate == "query_rows" else 1)
 
     @property
     def attention(self) -> AttentionHeads | LatentHeads:

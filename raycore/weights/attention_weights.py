@@ -29,6 +29,8 @@ class AttentionWeights(LayerPartWeights):
     """Like `q_norm_H`, for all heads of the rank where the norm is over all heads together."""
     sinks_N: Tensor | None = None
     """Those of this rank's query heads."""
+    gate_XD: Weight | None = None
+    """The rows for this rank's query heads. None: the model has no such gate."""
     o_bias: Tensor | None = None
     """None on ranks other than tp_rank 0, like `MlpWeights.down_bias`."""
 
@@ -38,7 +40,8 @@ class AttentionWeights(LayerPartWeights):
         "q_norm_H": "self_attn.q_norm.weight",
         "k_norm_H": "self_attn.k_norm.weight",
         "sinks_N": "self_attn.sinks",
+        "gate_XD": "self_attn.gate_proj.weight",
         "o_DO": "self_attn.o_proj.weight",
         "o_bias": "self_attn.o_proj.bias",
     }
-    MULTIPLIED: ClassVar[tuple[str, ...]] = ("qkv_OD", "o_DO")
+    MULTIPLIED: ClassVar[tuple[str, ...]] = ("qkv_OD", "gate_XD", "o_DO")

@@ -30,15 +30,18 @@ class AttentionHeads(MixerSpec, frozen=True):
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
     ) -> tuple[FusedLinear, ...]:
         qkv, heads, names = self._qkv(model, tp_rank, tp_size), self._heads(model, tp_rank, tp_size), model.names
+        read = whole("", num_inputs or model.hidden_size)
+        gate = FusedLinear("gate_XD", (heads._replace(name=names.attention_gate),), read, adapted="attention_gate")
         return (
             FusedLinear(
                 "qkv_OD",
                 qkv,
-                whole("", num_inputs or model.hidden_size),
+                read,
                 bias_field="qkv_bias_O",
                 biased=frozenset(part.name for part in qkv if model.qkv_bias),
                 adapted="qkv",
             ),
+            *([gate] if model.attention_gate == "elements" else []),
             FusedLinear(
                 "o_DO",
                 (whole(names.o, model.hidden_size),),
@@ -108,5 +111,5 @@ class AttentionHeads(MixerSpec, frozen=True):
         return Rows(name, model.num_kv_heads * model.head_dim, start, num)
 
     def _heads(self, model: ModelSpec, tp_rank: int, tp_size: int) -> Rows:
-        """Return the outputs of attention, of which the query projection may have more: see `has_attention_gate`."""
+        """Return the outputs of attention, of which the query projection may have more: see `attention_gate`."""
         return divided("", model.num_heads * model.head_dim, tp_rank, tp_size)

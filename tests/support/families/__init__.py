@@ -110,6 +110,8 @@ def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
         # transformers starts biases at 0 and norms at 1, which would hide one that isn't applied
         if name.endswith(("bias", "sinks")) or "norm" in name:
             parameter.data += torch.randn_like(parameter) * 0.2
+        elif not parameter.any():  # such as a router, which would choose the same experts for all tokens
+            parameter.data += torch.randn_like(parameter) * 0.3
     for name, buffer in model.named_buffers():
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             buffer += torch.randn_like(buffer) * 0.2

@@ -26,6 +26,33 @@ OTHER_GROUPS: dict[str, Any] = {
 }
 
 EXPERTS: dict[str, Toy] = {
+    # a gate of attention, windows, and no rotation in the layer without; a dense layer first
+    "afmoe": Toy(
+        "AfmoeConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 17,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "moe_intermediate_size": 32,
+            "route_scale": 1.5,
+            "mup_enabled": True,
+            "attention_bias": True,
+            # the embedding is multiplied: with 0.3, it would hide what the layers add
+            "initializer_range": 0.1,
+        },
+        {
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention"] * 3,
+            "num_experts_per_tok": 2,
+            "route_scale": 1.0,
+            "mup_enabled": False,
+        },
+    ),
     # a dense layer first, and windows after it
     "dots1": Toy(
         "Dots1Config",

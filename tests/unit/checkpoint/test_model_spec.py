@@ -540,7 +540,7 @@ def test_layers_of_qwen3_next_keep_states_and_attention_has_gates(tmp_path: Path
         conv_size=4,
         is_interleaved=True,
     )
-    assert (spec.has_attention_gate, spec.query_rows, spec.norm_offset, spec.qk_norm) == (True, 512, 1.0, "heads")
+    assert (spec.attention_gate, spec.query_rows, spec.norm_offset, spec.qk_norm) == ("query_rows", 512, 1.0, "heads")
     assert spec.rotations[3] == Rotation(10000.0, fraction=0.25)
     assert spec.moe is not None
     assert (spec.moe.num_experts, spec.moe.num_experts_per_tok, spec.moe.router.is_normalized) == (512, 10, True)

@@ -26,9 +26,10 @@ from raycore.worker.rank import RankIdentity
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 DENSE, ATTENTION = (
     r"(?!.*(vision_tower|linear_attn|mamba)).*(_proj|\.w[123])",
-    r".*(self_attn(?!.*kv_b_proj).*_proj(_with_mqa)?|mixer\.[qkvo]_proj)",
+    r".*(self_attn(?!.*(kv_b|gate)_proj).*_proj(_with_mqa)?|mixer\.[qkvo]_proj)",
 )
-"""What adapters change in families without experts, and in the others."""
+"""What adapters change in families without experts, and in the others. PEFT takes a gate of attention for an expert's.
+"""
 LARGEST_ERROR = 0.15
 """Weights and inputs in 8 bits may change log probabilities by this share of how much these differ, at the median."""
 

@@ -67,6 +67,7 @@ STATES = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
 }
+GATED = {"architectures": ["AfmoeForCausalLM"], "num_dense_layers": 2, "intermediate_size": 64, "head_dim": 64}
 KDA = {
     "architectures": ["KimiLinearForCausalLM"],
     "layer_types": ["linear_attention", "full_attention"],
@@ -194,6 +195,8 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
         (SHARED, BIGGER, "float32", True),
         (GROUPS, BIGGER, "float32", False),
         (GROUPS, BIGGER, "bfloat16", False),
+        (GATED, BIG, "float32", False),
+        (GATED, BIG, "bfloat16", True),
         (STATES, MANY, "float32", False),
         (STATES | DRAFTS, MANY, "bfloat16", False),
         (STATES, BIG, "float32", False),

@@ -45,7 +45,7 @@ BIASED = msgspec.structs.replace(
     MODEL, moe=msgspec.structs.replace(MOE, router=ExpertChoice("softmax_of_chosen", has_bias=True), has_bias=True)
 )
 STATE = DeltaSpec([True, False, True], 4, k_dim=6, v_dim=10, conv_size=3, num_k_heads=2, is_interleaved=True)
-GATED = msgspec.structs.replace(MODEL, state=STATE, has_attention_gate=True)
+GATED = msgspec.structs.replace(MODEL, state=STATE, attention_gate="query_rows")
 SEPARATE = msgspec.structs.replace(GATED, state=msgspec.structs.replace(STATE, is_interleaved=False))
 LATENT = msgspec.structs.replace(
     SHARED,
