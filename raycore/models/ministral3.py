@@ -28,14 +28,15 @@ _DEFAULTS = {
 }
 
 
-def _query_scale(config: JsonFields) -> QueryScale | None:
+def query_scale(config: JsonFields) -> QueryScale | None:
+    """Return how queries grow with their position."""
     rope = rope_parameters(config)
     growth = rope.strength("llama_4_scaling_beta")
     return None if not growth else QueryScale(growth, rope.int_("original_max_position_embeddings"))
 
 
 def _parts(config: JsonFields) -> Parts:
-    return plain_parts(config, layer_windows=same_window(config), query_scale=_query_scale(config))
+    return plain_parts(config, layer_windows=same_window(config), query_scale=query_scale(config))
 
 
 MINISTRAL3 = Family(_DEFAULTS, _parts)

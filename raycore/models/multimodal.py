@@ -12,10 +12,12 @@ from typing import Any
 import msgspec
 
 from raycore.json_fields import JsonFields
+from raycore.models.deepseek_v3 import DEEPSEEK_V3
 from raycore.models.family import Family
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
+from raycore.models.mistral4 import MISTRAL4
 from raycore.models.qwen2 import QWEN2
 from raycore.models.qwen3 import QWEN3
 from raycore.models.qwen3_next import QWEN3_5, QWEN3_5_MOE
@@ -28,6 +30,7 @@ _OTHER_ROOTS = [Roots("model.language_model.", "lm_head")]
 _IMAGES = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 _QWEN_ROOTS = Roots("model.language_model.", "lm_head")
 _QWEN_IMAGES = r"(model\.)?visual\..*"
+_KIMI_IMAGES = r"(model\.)?(vision_tower|mm_projector)\..*"
 _SHARED_KEYS = (
     *("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings"),
     *("bos_token_id", "eos_token_id"),
@@ -101,7 +104,15 @@ def _with_axes(family: Family, default: list[int], *, is_interleaved: bool = Fal
 
 
 GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_tied_text(GEMMA3)}, vision=gemma3_vision)
-MISTRAL3 = Family(text_families={"mistral": _as_tied_text(MISTRAL), "ministral3": _as_tied_text(MINISTRAL3)})
+_KIMI_TEXT = _as_text(DEEPSEEK_V3, images=_KIMI_IMAGES, tie_word_embeddings=True)
+KIMI_K25 = Family(text_families={"deepseek_v3": _KIMI_TEXT, "kimi_k2": _KIMI_TEXT})
+MISTRAL3 = Family(
+    text_families={
+        "mistral": _as_tied_text(MISTRAL),
+        "ministral3": _as_tied_text(MINISTRAL3),
+        "mistral4": _as_tied_text(MISTRAL4),
+    }
+)
 _QWEN2_5_TEXT = _with_axes(QWEN2, [16, 24, 24], vocab_size=152064, rope_theta=1e6)
 QWEN2_5_VL = Family(
     text_families={"qwen2_5_vl_text": _QWEN2_5_TEXT, "qwen2_5_vl": _QWEN2_5_TEXT}, vision=qwen2_5_vision

@@ -42,9 +42,11 @@ from raycore.models.llama import LLAMA
 from raycore.models.minimax_m2 import MINIMAX_M2
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
+from raycore.models.mistral4 import MISTRAL4
 from raycore.models.mixtral import MIXTRAL
 from raycore.models.multimodal import (
     GEMMA3_MULTIMODAL,
+    KIMI_K25,
     MISTRAL3,
     QWEN2_5_VL,
     QWEN3_5_MOE_MULTIMODAL,
@@ -95,6 +97,8 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
     "HYV3ForCausalLM": HY_V3,
+    "Kimi_K25ForConditionalGeneration": KIMI_K25,
+    "KimiK25ForConditionalGeneration": KIMI_K25,
     "KimiLinearForCausalLM": KIMI_LINEAR,
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2_MOE,
@@ -102,6 +106,7 @@ FAMILIES: Mapping[str, Family] = {
     "MiniMaxM2ForCausalLM": MINIMAX_M2,
     "Ministral3ForCausalLM": MINISTRAL3,
     "Mistral3ForConditionalGeneration": MISTRAL3,
+    "Mistral4ForCausalLM": MISTRAL4,
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MIXTRAL,
     "NemotronHForCausalLM": NEMOTRON_H,
@@ -142,6 +147,7 @@ def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:
     if family.text_families:
         config = text_fields(config)
         family = text_family(family, config)
+        config = config.converted(partial(converted, name, family, config.source))
     spec = described(name, family, config.with_defaults(family.defaults), generation)
     return without_vision(spec) if vision is None else msgspec.structs.replace(spec, vision=vision)
 

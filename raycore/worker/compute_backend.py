@@ -121,12 +121,13 @@ class ComputeBackend:
             context: the workers that have other tokens' keys and values. None: this one has those of all tokens.
         """
         if isinstance(kv, LatentTensors):
-            return self._latent_attention(spec, kv, max_rows, context)
-        if context is None:
-            make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
+            attention = self._latent_attention(spec, kv, max_rows, context)
         else:
-            make = self._divided_maker(kv, max_model_len, max_num_seqs, max_rows, context)
-        attention = make(spec, kv) if groups is None or len(groups) == 1 else _grouped(make, spec, kv, groups)
+            if context is None:
+                make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
+            else:
+                make = self._divided_maker(kv, max_model_len, max_num_seqs, max_rows, context)
+            attention = make(spec, kv) if groups is None or len(groups) == 1 else _grouped(make, spec, kv, groups)
         return (
             PreparedAttention(attention, spec, batch_invariant=self.batch_invariant) if spec.is_prepared else attention
         )

@@ -121,10 +121,23 @@ def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
             layer.mlp.experts.gate_up_proj.data *= 3
     path = directory / family
     model.save_pretrained(path, max_shard_size="100KB" if not config.tie_word_embeddings else "5GB")
+    if family == "kimi_k25":
+        _rename(path, "language_model.model.blocks.", "language_model.model.layers.")
     if family == "gpt_oss_mxfp4":
         quantize_experts(path, _plain(path))
     _tokenizer().save(str(path / "tokenizer.json"))
     return path
+
+
+def _rename(path: Path, saved: str, stored: str) -> None:
+    """Give tensors the names that real checkpoints have, where transformers doesn't bring back what it renames."""
+    from safetensors.torch import load_file, save_file
+
+    for file in path.glob("*.safetensors"):
+        tensors = {name.replace(saved, stored): each for name, each in load_file(file).items()}
+        save_file(tensors, file, {"format": "pt"})
+    for index in path.glob("*.index.json"):
+        index.write_text(index.read_text().replace(saved, stored))
 
 
 def _plain(path: Path) -> Path:
@@ -136,7 +149,8 @@ def auto_class(config: Any) -> Any:
     """The class of transformers that makes models of this configuration."""
     import transformers
 
-    sees_images = hasattr(config, "vision_config")
+    # Mistral 4 is one of those that see images, although it doesn't
+    sees_images = hasattr(config, "vision_config") or type(config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING
     return transformers.AutoModelForImageTextToText if sees_images else transformers.AutoModelForCausalLM
 
 

@@ -49,4 +49,34 @@ LATENTS: dict[str, Toy] = {
         "Glm4MoeLiteConfig",
         LATENT | {"n_group": 2, "topk_group": 1, "mlp_layer_types": ["sparse", "dense", "sparse"]},
     ),
+    # the texts of a model that sees images
+    "kimi_k25": Toy(
+        "Kimi_K25Config",
+        {
+            "text_config": LATENT | {"model_type": "deepseek_v3", "n_group": 4, "topk_group": 2},
+            "vision_config": {"pos_emb_height": 2, "pos_emb_width": 2, "pos_emb_time": 1},
+            "projection_hidden_size": 16,
+            "tie_word_embeddings": False,
+        },
+        {"text_config.topk_group": 3, "text_config.num_experts_per_tok": 2, "text_config.n_group": 2},
+        is_plain=True,
+    ),
+    # queries that grow, and groups of experts by probabilities
+    "mistral4": Toy(
+        "Mistral4Config",
+        LATENT
+        | {
+            "n_group": 4,
+            "topk_group": 2,
+            "norm_topk_prob": True,
+            "rope_parameters": {**STRETCHED, "llama_4_scaling_beta": 0.5},
+        },
+        {
+            "topk_group": 3,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.0,
+            "rope_parameters.llama_4_scaling_beta": 0.1,
+            "rope_parameters.mscale_all_dim": 0.7,
+        },
+    ),
 }
