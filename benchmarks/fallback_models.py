@@ -9,6 +9,7 @@ but the first have a LoRA adapter, and transformers alone has merged weights.
     python benchmarks/fallback_models.py --models gpt2 opt
     python benchmarks/fallback_models.py --first 0 --last 99
     python benchmarks/fallback_models.py --adapters --models gpt2 opt
+    python benchmarks/fallback_models.py --json docs/model_types.json
 """
 
 from __future__ import annotations
@@ -299,6 +300,17 @@ def outcome_apart(model_type: str, adapters: bool) -> Outcome:
         process.join(10)
 
 
+def write_json(path: Path, outcomes: dict[str, Outcome]) -> None:
+    """Write each architecture's class and whether its tokens are equal, one on a line."""
+    rows = [
+        f"    {json.dumps(name)}: "
+        + json.dumps([MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name], "equal" if found.result == "equal" else "refused"])
+        for name, found in sorted(outcomes.items())
+    ]
+    types = ",\n".join(rows)
+    path.write_text(f'{{\n  "transformers": "{transformers.__version__}",\n  "types": {{\n{types}\n  }}\n}}\n')
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
@@ -306,6 +318,7 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first of them to run, counted from 0")
     parser.add_argument("--last", type=int, default=len(names) - 1, help="the last of them to run")
     parser.add_argument("--adapters", action="store_true", help="compare adapters with merged weights instead")
+    parser.add_argument("--json", type=Path, help="where to write what docs/write_model_types.py reads")
     args = parser.parse_args()
     # once, instead of in each process
     import raycore.fallback.decoder  # noqa: F401
@@ -317,6 +330,8 @@ def main() -> None:
         outcomes[name] = found = outcome_apart(name, args.adapters)
         reason = found.reason.replace("|", "\\|")
         print(f"| {name} | {MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[name]} | {found.result} | {reason} |", flush=True)
+    if args.json is not None:
+        write_json(args.json, outcomes)
     counts = Counter(each.result for each in outcomes.values())
     print(f"\n{json.dumps(counts)} in {time.monotonic() - started_s:.0f} s")
 

@@ -7,7 +7,15 @@ keys get the defaults of transformers' configuration classes. Doesn't import tor
 
 from __future__ import annotations
 
-__all__ = ["FAMILIES", "described", "find_family", "known_families", "parse_model_spec", "tokens_and_defaults"]
+__all__ = [
+    "FAMILIES",
+    "OTHER_FORMS",
+    "described",
+    "find_family",
+    "known_families",
+    "parse_model_spec",
+    "tokens_and_defaults",
+]
 
 from collections.abc import Mapping
 from functools import partial
@@ -131,6 +139,9 @@ FAMILIES: Mapping[str, Family] = {
     "VaultGemmaForCausalLM": VAULTGEMMA,
 }
 """By the name of the architecture in config.json."""
+OTHER_FORMS = ("exaone", "sarvam_moe")
+"""Types of models whose checkpoints, as transformers saves them, name the architecture of a family, and have other
+tensors."""
 GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
 
 
@@ -154,13 +165,21 @@ def parse_model_spec(config: JsonFields, generation: JsonFields) -> ModelSpec:
 
 def _family(config: JsonFields) -> tuple[str, Family]:
     found = find_family(config)
+    if config.get("model_type") in OTHER_FORMS:
+        raise config.error(
+            "model_type", "a type whose tensors raycore reads: model_impl='transformers' computes this one"
+        )
     if found is None:
         raise config.error("architectures", f"one of {known_families()}")
     return found
 
 
 def find_family(config: JsonFields) -> tuple[str, Family] | None:
-    """Return the name and the family of the first architecture in config.json that has one. None: none has."""
+    """Return the name and the family of the first architecture in config.json that has one. None: none has, or the
+    checkpoint is of another form.
+    """
+    if config.get("model_type") in OTHER_FORMS:
+        return None
     for name in map(str, config.list_("architectures") or []):
         family = FAMILIES.get(name) or plugin_family(name)
         if family is not None:

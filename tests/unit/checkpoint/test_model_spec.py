@@ -12,13 +12,14 @@ from model_specs import spec_of
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.json_fields import JsonFields
 from raycore.models.llama import LLAMA
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.short_conv import ShortConvSpec
-from raycore.models.registry import FAMILIES
+from raycore.models.registry import FAMILIES, find_family
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, SharedExperts
@@ -730,3 +731,17 @@ def test_what_granite_4_has_beyond_is_refused_by_name(tmp_path: Path, config: di
     sizes = {"num_hidden_layers": 2, "num_local_experts": 0, "hidden_size": 64, "mamba_n_heads": 16}
     with pytest.raises(InvalidCheckpoint, match=message):
         spec_of(tmp_path, HYBRID, **{**sizes, "layer_types": ["mamba", "attention"], **config})
+
+
+@pytest.mark.parametrize(("name", "model_type"), [("LlamaForCausalLM", "exaone"), ("Glm4MoeForCausalLM", "sarvam_moe")])
+def test_checkpoints_of_another_form_have_no_family(tmp_path: Path, name: str, model_type: str) -> None:
+    config = {"architectures": [name], "model_type": model_type}
+    assert find_family(JsonFields("config.json", config)) is None
+    with pytest.raises(InvalidCheckpoint, match=f"model_type='{model_type}': .*model_impl='transformers'"):
+        spec_of(tmp_path, name, model_type=model_type)
+
+
+def test_the_texts_of_a_checkpoint_are_converted_as_their_family_says(tmp_path: Path) -> None:
+    text = {"model_type": "kimi_k2", "num_attention_heads": 8, "n_group": 1, "topk_group": 1, "qk_rope_head_dim": 32}
+    spec = spec_of(tmp_path, "KimiK25ForConditionalGeneration", text_config=text)
+    assert (spec.num_kv_heads, spec.head_dim, spec.latent is None) == (1, 32, False)

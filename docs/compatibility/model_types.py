@@ -1,0 +1,97 @@
+"""What is said of transformers' types of models that raycore has no family for, where its own words aren't enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class OtherType(NamedTuple):
+    """A type that isn't one of causal language models to transformers, although people generate text with it."""
+
+    name: str
+    """As in config.json."""
+    architecture: str
+    refused: str = ""
+    """Why raycore doesn't compute it. Empty: it is a family of its own."""
+
+
+OTHER_TYPES = (
+    OtherType(
+        "glm5_next", "Glm5NextForConditionalGeneration", "attention to selected tokens, and several residual streams"
+    ),
+    OtherType("kimi_k25", "Kimi_K25ForConditionalGeneration"),
+    OtherType("minimax_m3_vl", "MiniMaxM3VLForConditionalGeneration", "attention to selected blocks of tokens"),
+    OtherType("mistral3", "Mistral3ForConditionalGeneration"),
+    OtherType("mistral4", "Mistral4ForCausalLM"),
+    OtherType(
+        "mistral_large4",
+        "MistralLarge4ForConditionalGeneration",
+        "attention to selected tokens, and layers that share keys and values",
+    ),
+    OtherType("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
+    OtherType("qwen3_vl", "Qwen3VLForConditionalGeneration"),
+    OtherType("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "experts that are stored transposed"),
+    OtherType("step3p7", "Step3p7ForConditionalGeneration", "layers with different numbers of query heads"),
+)
+
+NOTES: Mapping[str, str] = {
+    "gemma3": "with images",
+    "granitemoehybrid": "without experts",
+    "kimi_k25": "the texts",
+    "mistral3": "the texts",
+    "qwen2_5_vl": "with images",
+    "qwen3_5": "the texts",
+    "qwen3_5_moe": "the texts",
+    "qwen3_vl": "with images",
+    "gemma4_text": "only if all layers have heads of one size, unlike the models that there are",
+    "laguna": "only if all layers have the same number of heads",
+    "minimax_m3_vl_text": "only if no layer selects tokens",
+}
+"""What holds for some of the models of a type."""
+
+_ENCODER_DECODER = "half of an encoder with a decoder: there is no cache for what the encoder gives"
+_PADDING = "an encoder as a decoder: positions are counted from the ids of padding"
+_OLD_ENCODER = "an encoder as a decoder: attention doesn't go through transformers' interface"
+_BIAS = "positions are a bias of scores, or attention doesn't go through transformers' interface"
+_ONLY_STATES = "no layer has attention, and raycore schedules by blocks of keys and values"
+_OTHER_STATES = "layers keep a state of a kind that raycore doesn't have"
+_OTHER_INPUTS = "a decoder of another modality's tokens, or of bytes in patches"
+_LOOPS = "its layers run several times over a token"
+_RELATIVE = "relative positions as a bias of scores, and convolutions within attention"
+_DRAFTS = "not a model, but a head that drafts"
+_OWN_PARTS = "an indexer of its own, or norms and rotations that no family has"
+_SELECTED = "attention to selected tokens"
+
+REASONS: Mapping[str, tuple[str, ...]] = {
+    _ENCODER_DECODER: (
+        *("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "git", "marian", "mbart", "mllama"),
+        *("moss_transcribe_diarize", "musicgen", "musicgen_melody", "mvp", "pegasus", "phi4_multimodal", "plbart"),
+        *("prophetnet", "trocr", "whisper"),
+    ),
+    _PADDING: (
+        *("camembert", "data2vec-text", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    ),
+    _OLD_ENCODER: ("big_bird", "megatron-bert", "rembert", "roformer"),
+    _BIAS: (
+        *("bloom", "cpmant", "doge", "falcon", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt", "reformer", "xglm"),
+        *("xlm", "xlnet"),
+    ),
+    _ONLY_STATES: ("falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm"),
+    _OTHER_STATES: ("jamba", "jetmoe", "zamba", "zamba2", "zaya"),
+    _OTHER_INPUTS: ("blt", "emu3", "fuyu", "got_ocr2"),
+    _LOOPS: ("hrm_text", "inkling2_loop_text"),
+    _RELATIVE: ("inkling2_text", "inkling_text"),
+    _DRAFTS: ("gemma4_assistant", "gemma4_unified_assistant"),
+    _OWN_PARTS: ("axk2", "cohere_compass_text", "dbrx", "dots3_note", "dots3_note_text", "lara_mini"),
+    _SELECTED: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
+    "layers of two mixers, of none, or of convolutions and gates that differ from LFM2's": (
+        *("bailing_hybrid", "bamba", "falcon_h1", "lfm3", "minimax", "nemotron_h", "olmo_hybrid"),
+    ),
+    "layers whose attention has different numbers and sizes of heads": ("mimo_v2_flash",),
+    "attention within chunks": ("llama4", "llama4_text"),
+    "layers that share keys and values, and embeddings of each layer": (
+        *("gemma3n", "gemma3n_text", "gemma4", "gemma4_unified"),
+    ),
+}
+"""Why types are refused, by reason."""
