@@ -31,13 +31,12 @@ OTHER_TYPES = (
     ),
     OtherType("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
     OtherType("qwen3_vl", "Qwen3VLForConditionalGeneration"),
-    OtherType("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "experts that are stored transposed"),
+    OtherType("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "experts that are stored in two forms"),
     OtherType("step3p7", "Step3p7ForConditionalGeneration", "layers with different numbers of query heads"),
 )
 
 NOTES: Mapping[str, str] = {
     "gemma3": "with images",
-    "granitemoehybrid": "without experts",
     "kimi_k25": "the texts",
     "mistral3": "the texts",
     "qwen2_5_vl": "with images",
@@ -85,8 +84,8 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     _DRAFTS: ("gemma4_assistant", "gemma4_unified_assistant"),
     _OWN_PARTS: ("axk2", "cohere_compass_text", "dbrx", "dots3_note", "dots3_note_text", "lara_mini"),
     _SELECTED: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
-    "layers of two mixers, of none, or of convolutions and gates that differ from LFM2's": (
-        *("bailing_hybrid", "bamba", "falcon_h1", "lfm3", "minimax", "nemotron_h", "olmo_hybrid"),
+    "layers of two mixers, or of convolutions and gates that differ from LFM2's": (
+        *("falcon_h1", "lfm3", "minimax", "olmo_hybrid"),
     ),
     "layers whose attention has different numbers and sizes of heads": ("mimo_v2_flash",),
     "attention within chunks": ("llama4", "llama4_text"),

@@ -7,7 +7,7 @@ from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts
 
-_DEFAULTS = {
+ERNIE4_5_DEFAULTS = {
     **DEFAULTS,
     "vocab_size": 103424,
     "hidden_size": 1024,
@@ -35,4 +35,4 @@ def _parts(config: JsonFields) -> Parts:
     )
 
 
-ERNIE4_5 = Family(_DEFAULTS, _parts)
+ERNIE4_5 = Family(ERNIE4_5_DEFAULTS, _parts)

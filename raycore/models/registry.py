@@ -31,6 +31,7 @@ from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
 from raycore.models.dots1 import DOTS1
 from raycore.models.ernie4_5 import ERNIE4_5
+from raycore.models.ernie4_5_moe import ERNIE4_5_MOE
 from raycore.models.exaone4 import EXAONE4
 from raycore.models.family import Family, converted, plugin_families, plugin_family
 from raycore.models.gemma2 import GEMMA2
@@ -90,6 +91,7 @@ FAMILIES: Mapping[str, Family] = {
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Dots1ForCausalLM": DOTS1,
     "Ernie4_5ForCausalLM": ERNIE4_5,
+    "Ernie4_5_MoeForCausalLM": ERNIE4_5_MOE,
     "Exaone4ForCausalLM": EXAONE4,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,

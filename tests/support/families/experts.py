@@ -88,6 +88,22 @@ EXPERTS: dict[str, Toy] = {
             "attention_bias": True,
         },
     ),
+    # probabilities that are corrected for the choice; experts in the middle layer alone
+    "ernie4_5_moe": Toy(
+        "Ernie4_5_MoeConfig",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "moe_num_experts": 6,
+            "moe_k": 3,
+            "moe_num_shared_experts": 2,
+            "moe_intermediate_size": 32,
+            "moe_layer_start_index": 1,
+            "moe_layer_end_index": 1,
+        },
+        {"moe_k": 2, "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
+    ),
     # a clamp that gates reach, and biases wherever there can be one
     "gpt_oss": Toy(
         "GptOssConfig",
