@@ -350,7 +350,7 @@ class Scheduler:
         num_computed = table.computed[batch.slots] + 1
         table.computed[batch.slots] = num_computed
         table.stall(batch.slots)
-        at_end = (num_computed + 1 >= batch.max_tokens).nonzero()[0]
+        at_end = (num_computed >= batch.last_positions).nonzero()[0]
         if len(at_end):
             table.end(batch.slots[at_end])
         for decodes_planned in self._hooks.decodes_planned:

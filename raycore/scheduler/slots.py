@@ -37,8 +37,11 @@ class Batch:
     slots: NDArray[np.int64]
     slot_bytes: bytes
     """The bytes of `slots` as an int32 array, for the plan."""
+    rows: NDArray[np.int64]
+    """The indexes of `slots`."""
     seq_ids: NDArray[np.int64]
-    max_tokens: NDArray[np.int64]
+    last_positions: NDArray[np.int64]
+    """The position of the last token that each request may have."""
     generations: NDArray[np.int64]
     flush_interval_s: float
     only_client: int | None
@@ -74,6 +77,8 @@ class SlotTable:
         self.tokens = np.empty((num_slots, max_model_len + 1), np.int32)
         self.num_stoppers = np.zeros(vocab_size, np.int32)
         """By token id: the number of running requests that this token would end. It is 0 for almost all tokens."""
+        self.is_stopper = np.zeros(vocab_size, np.bool_)
+        """By token id: whether it would end any."""
         self.detects_repetition = np.zeros(num_slots, np.bool_)
         """Whether any token may end the request, because it repeats earlier ones."""
         self.num_detecting = 0
@@ -118,7 +123,9 @@ class SlotTable:
         self.seq_id[slot] = request.seq_id
         self.flush_interval_s[slot] = request.flush_interval_s
         self.tokens[slot, :num_tokens] = request.tokens
-        self.num_stoppers[list(request.stop_token_ids)] += 1
+        stoppers = list(request.stop_token_ids)
+        self.num_stoppers[stoppers] += 1
+        self.is_stopper[stoppers] = True
         self.detects_repetition[slot] = detects = request.repetition is not None
         self.num_detecting += detects
 
@@ -131,7 +138,9 @@ class SlotTable:
         self.set_phase(slot, FREE)
         self.generation[slot] += 1
         self.num_departures += 1
-        self.num_stoppers[list(request.stop_token_ids)] -= 1
+        stoppers = list(request.stop_token_ids)
+        self.num_stoppers[stoppers] -= 1
+        self.is_stopper[stoppers] = self.num_stoppers[stoppers] > 0
         self.num_detecting -= request.repetition is not None
         self._num_needing_output -= int(self.needs_output[slot])
         self._free.append(slot)
@@ -211,8 +220,9 @@ class SlotTable:
         return Batch(
             slots=slots,
             slot_bytes=slots.astype(np.int32).tobytes(),
+            rows=np.arange(len(slots)),
             seq_ids=seq_ids,
-            max_tokens=self.max_tokens[slots],
+            last_positions=self.max_tokens[slots] - 1,
             generations=self.generation[slots],
             flush_interval_s=float(self.flush_interval_s[slots].min(initial=math.inf)),
             only_client=int(clients[0]) if len(clients) and (clients == clients[0]).all() else None,
@@ -240,4 +250,5 @@ class SlotTable:
             assert phase != LAST or known == request.max_tokens
             stoppers[list(request.stop_token_ids)] += 1
         assert (stoppers == self.num_stoppers).all()
+        assert ((stoppers > 0) == self.is_stopper).all()
         assert self.num_detecting == sum(request.repetition is not None for request in self.running())

@@ -209,14 +209,15 @@ class InFlight:
             offsets = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
             new = NewTokens(rows, slots, table.received[slots] + offsets, token_ids)
         else:
-            new = NewTokens(np.arange(len(token_ids)), batch.slots, table.received[batch.slots], token_ids)
+            new = NewTokens(batch.rows, batch.slots, table.received[batch.slots], token_ids)
         if self.num_departures == table.num_departures:
             return new
         return new.where(table.generation[new.slots] == batch.generations[new.rows])
 
     def find_ends(self, result: StepResult, new: NewTokens, table: SlotTable) -> dict[int, _End]:
         """Return the requests that end, by the index in `new` of their last token."""
-        is_candidate = (table.num_stoppers[new.token_ids] > 0) | (new.positions + 1 >= self.batch.max_tokens[new.rows])
+        # as few operations as can be: kernels empty the caches, and then each operation's code is read from memory
+        is_candidate = table.is_stopper[new.token_ids] | (new.positions >= self.batch.last_positions[new.rows])
         if table.num_detecting:
             is_candidate |= table.detects_repetition[new.slots]
         candidates = is_candidate.nonzero()[0].tolist()

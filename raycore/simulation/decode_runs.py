@@ -77,7 +77,7 @@ class RunningScheduler(Scheduler):
         if any(planned.batch is not batch for planned in self._in_flight):
             return 0
         # up to the step with which a request's last token is in flight
-        longest = int((batch.max_tokens - self._slots.computed[batch.slots]).min()) - 1
+        longest = int((batch.last_positions - self._slots.computed[batch.slots]).min())
         return self._fitting_steps(batch, min(longest, _LONGEST))
 
     def run_decodes(self, num_steps: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
@@ -97,7 +97,7 @@ class RunningScheduler(Scheduler):
             for slot in grown:
                 self._blocks.grow(slot, int(table.computed[slot]))
             self._publish(grown)
-        at_end = (num_computed + 1 >= batch.max_tokens).nonzero()[0]
+        at_end = (num_computed >= batch.last_positions).nonzero()[0]
         if len(at_end):
             table.set_phase(slots[at_end], LAST)
         return batch.seq_ids, token_ids

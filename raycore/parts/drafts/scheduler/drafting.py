@@ -38,7 +38,7 @@ class DraftPlanning(SchedulerPart):
         num_other = sum(chunk.num_tokens for chunk in step.chunks)
         budget = self._max_step_tokens - len(slots) - num_other
         # a draft may take a request to its last token but one, after which the last one is sampled
-        limits = step.decodes.max_tokens - table.computed[slots] - 1
+        limits = step.decodes.last_positions - table.computed[slots]
         drafts = self.speculation.propose(slots, table, limits, budget, num_other)
         if len(drafts):
             # leave each running request a block to grow
