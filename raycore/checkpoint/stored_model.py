@@ -194,7 +194,7 @@ def _with_biases(spec: ModelSpec, tensors: Tensors, path: Path, layers: str) -> 
 
 def _stored_head(spec: ModelSpec, tensors: Tensors) -> StoredTensor | None:
     scheme = stored_scheme(spec.quantization, tensors.__contains__, spec.names.head)
-    name = spec.names.head if scheme is None else f"{spec.names.roots.head}.{scheme.marker}"
+    name = spec.names.head if scheme is None else scheme.tensor(spec.names.head, scheme.marker)
     return tensors.get(name)
 
 
@@ -219,11 +219,10 @@ def _check(expected: dict[str, tuple[int, ...]], spec: ModelSpec, tensors: Tenso
     missing: list[str] = []
     for name, shape in expected.items():
         # norms have the class of no target, which a scheme for all layers would fit
-        scheme = stored_scheme(spec.quantization, tensors.__contains__, name) if len(shape) == 2 else None
+        scheme = stored_scheme(spec.quantization, tensors.__contains__, name) if len(shape) > 1 else None
         if scheme is not None:
-            layer = name.removesuffix(".weight")
-            used.update(f"{layer}.{each}" for each in scheme.tensors)
-            name = f"{layer}.{scheme.marker}"  # workers check the shapes of its tensors
+            used.update(scheme.tensor(name, each) for each in scheme.tensors)
+            name = scheme.tensor(name, scheme.marker)  # workers check the shapes of its tensors
         used.add(name)
         if name not in tensors:
             missing.append(name)

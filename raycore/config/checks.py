@@ -275,7 +275,7 @@ def check_activation_dtype(chosen: dict[str, Any], path: Path, spec: ModelSpec) 
         raise InvalidConfig(
             f"{asked} needs attention_backend='native', and attention_backend={backend!r}: omit one of them"
         )
-    if spec.quantization is None or not spec.quantization.stores_integers:
+    if spec.quantization is None or "integers" not in spec.quantization.formats:
         already = ", and quantization='int8' rounds inputs to 8 bits without it"
         why = already if chosen.get("quantization") == "int8" else ""
         raise InvalidConfig(f"{asked}, but {path} has no weights in integers{why}: omit it")

@@ -1,8 +1,8 @@
 """What a checkpoint's config.json says of quantized weights: which layers are quantized, and how each is stored.
 
-The formats are those of compressed-tensors, GPTQ, AWQ and MXFP4. Their configurations differ, but each of them says for
-a layer's name which `WeightScheme` it has. This module doesn't import torch or read weights; `quantized` and `mxfp4` in
-`raycore.weights` read them.
+The formats are those of compressed-tensors, GPTQ, AWQ, MXFP4 and of fp8 as DeepSeek, Mistral and Llama store it. Their
+configurations differ, but each of them says for a layer's name which `WeightScheme` it has. This module doesn't import
+torch or read weights; `quantized`, `fp8_blocks` and `mxfp4` in `raycore.weights` read them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ _TRANSPOSED_TENSORS = ("qweight", "qzeros", "scales", "g_idx")
 _COMPRESSED_TENSORS = (
     *("weight", "weight_packed", "weight_scale", "weight_shape", "weight_g_idx"),
     "weight_zero_point",  # old versions wrote it for symmetric weights, too, where it says nothing
+    "input_scale",  # of inputs that all have one scale: here, each row has its own, which is more precise
 )
+_FP8_TENSORS = ("weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale", "input_scale_ub")
+_FP8_SCALES = ("weight_scale", "weight_scale_inv")
+"""What tools call the scales of weights in fp8. Both are what the stored numbers are multiplied by."""
 
 RowBits = Literal[8, 16]
 """Number of bits to which the numbers of a linear layer's input are rounded."""
@@ -45,7 +49,7 @@ RowBits = Literal[8, 16]
 Layout = Literal["float8", "int8", "packed", "gptq", "awq", "mxfp4", "gguf"]
 """How a weight is stored. The first three are compressed-tensors'.
 
-float8: float8_e4m3fn, and int8: int8, both with scales.
+float8: float8_e4m3fn, and int8: int8, both with scales. Other tools store float8, too.
 packed: int32 words along the inputs, the first input in the lowest bits.
 gptq: the same words, but transposed.
 awq: int32 words along the outputs, in an order of their own, also transposed.
@@ -53,6 +57,9 @@ mxfp4: bytes along the inputs, each with two numbers of 4 bits. Only stacked exp
 gguf: blocks along the inputs, each with its scales, of the type that the file says.
 """
 
+Format = Literal["fp8", "fp8_blocks", "integers"]
+"""What a device needs kernels for to keep weights as they are stored: fp8 with scales of rows, or of blocks of rows and
+inputs, or integers."""
 
 Code = Literal["integer", "affine", "e2m1"]
 """What the bits of a weight stand for, each with a scale for its group.
@@ -78,6 +85,11 @@ class WeightScheme(msgspec.Struct, frozen=True):
     """Whether the checkpoint must have the group of each input. Otherwise, neighboring inputs form a group."""
     zero_offset: int = 0
     """What must be added to stored zero points."""
+    block: tuple[int, int] | None = None
+    """float8: numbers of neighboring outputs and inputs that share a scale. None: an output has one scale, or all
+    have."""
+    scales: str = "weight_scale"
+    """float8: what the tensor of scales is called."""
     row_bits: RowBits = 16
     """8: the weights were made for inputs that are rounded to 8 bits, each row with a scale of its own."""
     code: Code = "integer"
@@ -86,12 +98,35 @@ class WeightScheme(msgspec.Struct, frozen=True):
     def marker(self) -> str:
         """The tensor that a layer has if it is stored like this. Its name follows that of the layer."""
         names = {"packed": "weight_packed", "gptq": "qweight", "awq": "qweight", "gguf": "weight"}
-        return names.get(self.layout, "weight_scale")
+        return names.get(self.layout, self.scales)
 
     @property
     def tensors(self) -> tuple[str, ...]:
         """All tensors that a layer may have if it is stored like this. Not every layer has all of them."""
+        if self.layout == "float8":
+            return _FP8_TENSORS
         return _TRANSPOSED_TENSORS if self.layout in ("gptq", "awq") else _COMPRESSED_TENSORS
+
+    @property
+    def format(self) -> Format:
+        """What keeps the weight as it is stored."""
+        if self.layout != "float8":
+            return "integers"
+        return "fp8" if self.block is None else "fp8_blocks"
+
+    @property
+    def named(self) -> list[WeightScheme]:
+        """The scheme with each name that tools have for the scales."""
+        if self.layout != "float8":
+            return [self]
+        return [msgspec.structs.replace(self, scales=name) for name in _FP8_SCALES]
+
+    def tensor(self, weight: str, tensor: str) -> str:
+        """Return the name of one of `tensors` of a weight: of `a.weight`, or of experts in one tensor `a`, for which
+        `a_scale` takes the place of `a.weight_scale`."""
+        if weight.endswith(_WEIGHT):
+            return f"{weight.removesuffix(_WEIGHT)}.{tensor}"
+        return weight + (tensor.removeprefix("weight") if tensor.startswith("weight") else f"_{tensor}")
 
 
 GGUF_SCHEMES = {
@@ -131,20 +166,22 @@ class Quantization(msgspec.Struct, frozen=True):
         return next((scheme for target, scheme in self.targets if _fits(target, layer)), None)
 
     @property
-    def stores_fp8(self) -> bool:
-        """Whether there are weights in fp8."""
-        return any(scheme is not None and scheme.layout == "float8" for _, scheme in self.targets)
+    def formats(self) -> set[Format]:
+        """What would keep all weights as they are stored."""
+        return {scheme.format for scheme in self._schemes}
 
-    @property
-    def stores_integers(self) -> bool:
-        """Whether there are weights in integers of 4 or 8 bits."""
-        return bool(self.row_bits)
+    def bits(self, name: Format) -> int:
+        """Return the most bits that a weight of this format has."""
+        return max(scheme.bits for scheme in self._schemes if scheme.format == name)
 
     @property
     def row_bits(self) -> set[RowBits]:
         """The bits that `WeightScheme.row_bits` says of weights in integers."""
-        schemes = [self.experts, *(scheme for _, scheme in self.targets)]
-        return {scheme.row_bits for scheme in schemes if scheme is not None and scheme.layout != "float8"}
+        return {scheme.row_bits for scheme in self._schemes if scheme.format == "integers"}
+
+    @property
+    def _schemes(self) -> list[WeightScheme]:
+        return [each for each in (self.experts, *(scheme for _, scheme in self.targets)) if each is not None]
 
 
 def stored_scheme(
@@ -152,15 +189,17 @@ def stored_scheme(
 ) -> WeightScheme | None:
     """Return how the weight `name`, for example `lm_head.weight`, is stored. None: it isn't quantized.
 
-    A weight that config.json has as quantized isn't if the checkpoint has an ordinary tensor instead.
+    A weight that config.json has as quantized isn't if the checkpoint has an ordinary tensor instead. Experts in one
+    tensor are only looked for in fp8, in blocks.
     """
-    if quantization is None or not name.endswith(_WEIGHT):
+    is_layer = name.endswith(_WEIGHT)
+    if quantization is None or not (is_layer or has_tensor(f"{name}_scale_inv")):
         return None
-    layer = name.removesuffix(_WEIGHT)
-    scheme = quantization.scheme_of(layer)
-    if scheme is None or has_tensor(f"{layer}.{scheme.marker}") or not has_tensor(name):
-        return scheme
-    return None
+    scheme = quantization.scheme_of(name.removesuffix(_WEIGHT))
+    if scheme is None or not (is_layer or scheme.block):
+        return None
+    found = [each for each in scheme.named if has_tensor(each.tensor(name, each.marker))]
+    return found[0] if found else None if has_tensor(name) else scheme
 
 
 def parse_quantization(config: JsonFields) -> Quantization | None:
@@ -174,7 +213,15 @@ def parse_quantization(config: JsonFields) -> Quantization | None:
     if key is None:
         return None
     fields = config.child(key)
-    parsers = {"compressed-tensors": _compressed_tensors, "gptq": _gptq, "awq": _awq, "mxfp4": _mxfp4, "gguf": _gguf}
+    parsers = {
+        "compressed-tensors": _compressed_tensors,
+        "gptq": _gptq,
+        "awq": _awq,
+        "fp8": _fp8,
+        "fbgemm_fp8": _fbgemm_fp8,
+        "mxfp4": _mxfp4,
+        "gguf": _gguf,
+    }
     _require(fields, "quant_method", *parsers)
     return parsers[fields.get("quant_method")](fields)
 
@@ -211,8 +258,7 @@ def _group_scheme(group: JsonFields, formatted: JsonFields) -> WeightScheme:
     weights, layout = group.child("weights"), formatted.get("format")
     _require(weights, "dynamic", None, False)
     if layout == "float-quantized":
-        _check_fp8(weights, group.child("input_activations"))
-        return WeightScheme("float8", 8)
+        return _float_scheme(weights, group.child("input_activations"))
     inputs = group.child("input_activations")
     if group.get("input_activations") is not None:
         _require(inputs, "dynamic", True)
@@ -236,14 +282,40 @@ def _group_scheme(group: JsonFields, formatted: JsonFields) -> WeightScheme:
     return WeightScheme("packed", weights.get("num_bits"), group_size, symmetric, is_ordered, row_bits=row_bits)
 
 
-def _check_fp8(weights: JsonFields, activations: JsonFields) -> None:
+def _float_scheme(weights: JsonFields, activations: JsonFields) -> WeightScheme:
     for fields in (weights, activations):
         _require(fields, "num_bits", 8)
         _require(fields, "type", "float")
         _require(fields, "symmetric", True)
-    _require(weights, "strategy", "channel", "tensor")
-    _require(activations, "dynamic", True)
-    _require(activations, "strategy", "token")
+    _require(weights, "strategy", "channel", "tensor", "block")
+    _require(activations, "dynamic", True, False)
+    block = _block(weights, "block_structure") if weights.get("strategy") == "block" else None
+    return WeightScheme("float8", 8, block=block)
+
+
+def _fp8(fields: JsonFields) -> Quantization:
+    """The files say which layers are quantized, by their scales: modules_to_not_convert names others by parts of names.
+
+    Where there are no blocks, a layer has one scale. Inputs have one, too, if `activation_scheme` is `static`.
+    """
+    _require(fields, "activation_scheme", None, "dynamic", "static")
+    _require(fields, "fmt", None, "e4m3")
+    _require(fields, "expert_dtype", None, "fp8")
+    block = None if fields.get("weight_block_size") is None else _block(fields, "weight_block_size")
+    return Quantization("fp8", [("Linear", WeightScheme("float8", 8, block=block, scales="weight_scale_inv"))])
+
+
+def _fbgemm_fp8(fields: JsonFields) -> Quantization:
+    """A weight has a scale for each output, and each row of the input has its own, at most `activation_scale_ub`. Here,
+    a larger one is taken as it is: then fewer numbers are cut."""
+    return Quantization("fbgemm_fp8", [("Linear", WeightScheme("float8", 8))])
+
+
+def _block(fields: JsonFields, key: str) -> tuple[int, int]:
+    sizes = fields.list_(key) or []
+    if len(sizes) != 2 or any(type(size) is not int or size < 1 for size in sizes):
+        raise fields.error(key, "a list of two positive integers")
+    return sizes[0], sizes[1]
 
 
 def _gptq(fields: JsonFields) -> Quantization:

@@ -298,7 +298,7 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
     @property
     def stores_fp8(self) -> bool:
         """Whether weights of linear layers are stored in fp8, with scales."""
-        return self.quantization is not None and self.quantization.stores_fp8
+        return self.quantization is not None and "fp8" in self.quantization.formats
 
     @property
     def has_head(self) -> bool:

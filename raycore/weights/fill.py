@@ -17,7 +17,8 @@ from torch import Tensor
 from raycore.errors import InvalidCheckpoint
 from raycore.models.quantization import Quantization, WeightScheme, stored_scheme
 from raycore.parts.experts.models import MXFP4_NUMBERS
-from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
+from raycore.weights.checkpoint_reader import CheckpointReader
+from raycore.weights.fp8_blocks import Fp8Blocks, read_fp8_blocks
 from raycore.weights.fp8_weight import FP8, Fp8Weight
 from raycore.weights.gathered import GatheredRows
 from raycore.weights.gguf_slice import GgufSlice
@@ -65,12 +66,15 @@ class CheckpointFill:
         if stored_gguf is not None:
             self._from_gguf(out, stored_gguf, name, scheme, expected_shape, part)
             return
-        if scheme is not None and scheme.layout not in ("float8", "gguf"):
+        if scheme is None or scheme.layout == "gguf":
+            self._store(out, self._reader.view(name, expected_shape, part), None)
+        elif scheme.format == "integers":
             self._dequantize(out, name, scheme, expected_shape, part)
-            return
-        is_fp8 = scheme is not None and scheme.layout == "float8"
-        stored = self._reader.view(name, expected_shape, part, (FP8,) if is_fp8 else READABLE)
-        self._store(out, stored, self._row_scales(name, expected_shape[0], part[0]) if is_fp8 else None)
+        elif scheme.format == "fp8_blocks":
+            self._convert(out, read_fp8_blocks(self._reader, name, scheme, expected_shape, part))
+        else:
+            stored = self._reader.view(name, expected_shape, part, (FP8,))
+            self._store(out, stored, self._row_scales(name, scheme, expected_shape[0], part[0]))
 
     def _dequantize(
         self, out: Weight, name: str, scheme: WeightScheme, expected_shape: tuple[int, ...], part: Part
@@ -118,7 +122,7 @@ class CheckpointFill:
         assert isinstance(inputs, slice)
         return read_mxfp4(self._reader, name, (num_experts, num_outputs, num_inputs), expert, outputs, inputs)
 
-    def _convert(self, out: Weight, weight: PackedWeight) -> None:
+    def _convert(self, out: Weight, weight: PackedWeight | Fp8Blocks) -> None:
         dtype = out.dtype if isinstance(out, Tensor) else torch.float32
         for rows, numbers in weight.dequantized_blocks(dtype):
             self._store(out[rows], numbers, None)
@@ -132,14 +136,14 @@ class CheckpointFill:
         else:
             self._staging.send(numbers, store_rows)
 
-    def _row_scales(self, name: str, num_rows: int, rows: int | slice) -> Tensor:
+    def _row_scales(self, name: str, scheme: WeightScheme, num_rows: int, rows: int | slice) -> Tensor:
         """Return the float32 scales of rows of the quantized tensor `name`, which has `num_rows` rows."""
-        name = f"{name}_scale"
+        name = scheme.tensor(name, scheme.scales)
         shape = self._reader.shape(name)
         if math.prod(shape) not in (1, num_rows):
             raise InvalidCheckpoint(
                 f"tensor {name} has shape {shape}: expected one scale, or one for each of the {num_rows} rows of the "
-                "weight (scales of blocks aren't supported)"
+                "weight. config.json has no sizes of blocks that share a scale"
             )
         scales = self._reader.view(name, shape, (slice(None),) * len(shape))
         return scales.float().reshape(-1).expand(num_rows)[rows]

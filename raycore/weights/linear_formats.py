@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Format = Literal["fp8", "integers"]
+from raycore.models.quantization import Format
 
 
 @dataclass(frozen=True)

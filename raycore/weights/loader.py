@@ -356,10 +356,10 @@ class RankLayout:
         formats, device, num_rows = self._share.formats, self._share.device, sum(nums)
         schemes = [stored_scheme(self._spec.quantization, self._has_tensor, name) for name in names]
         scheme = schemes[0] if len(set(schemes)) == 1 else None
-        is_fp8 = scheme is not None and scheme.layout == "float8"
-        if formats.others == "fp8" or (is_fp8 and "fp8" in formats.stored):
+        kept_format = None if scheme is None or scheme.format not in formats.stored else scheme.format
+        if "fp8" in (formats.others, kept_format):
             return Fp8Weight.empty(num_rows, num_columns, device)
-        if scheme is not None and not is_fp8 and "integers" in formats.stored:
+        if scheme is not None and kept_format == "integers":
             kept = self._empty_integers(scheme, num_rows, num_columns, first_column)
             if kept is not None:
                 return kept

@@ -10,10 +10,13 @@ import torch
 from raycore.config import ModelConfig
 from raycore.errors import InvalidConfig
 from raycore.layers import fp8_linear
+from raycore.models.quantization import Format
 from raycore.models.spec import ModelSpec
-from raycore.weights.linear_formats import Format, LinearFormats
+from raycore.weights.linear_formats import LinearFormats
 
 logger = logging.getLogger(__name__)
+
+_NAMES: dict[Format, str] = {"fp8": "fp8", "fp8_blocks": "fp8, in blocks,", "integers": "integers"}
 
 
 def choose_formats(
@@ -33,15 +36,13 @@ def choose_formats(
     """
     wanted, stored = model.quantization, model.spec.quantization
     others: Format | None = None if wanted is None else "fp8" if wanted == "fp8" else "integers"
-    found: list[Format] = []
-    if stored is not None and stored.stores_fp8:
-        found.append("fp8")
-    if stored is not None and stored.stores_integers:
-        found.append("integers")
+    found: list[Format] = [] if stored is None else sorted(stored.formats)
 
     def find_reason(name: Format) -> str | None:
         if name == "integers":
             return _why_not_integers(model.spec, device, is_native, shares_experts)
+        if name == "fp8_blocks":
+            return "no kernel here multiplies with a scale for each block of a weight"
         return fp8_linear.unsupported_reason(device) or _why_not_fp8(model, tp_size)
 
     # only of those that are needed: for fp8, a GPU multiplies matrices to find out
@@ -52,13 +53,26 @@ def choose_formats(
     if short_rows and reasons.get("integers") is not None:
         raise InvalidConfig(f"cpu_activation_dtype='int8': {reasons['integers']}. Omit the option")
     for name in found:
-        if reasons[name] is not None:
-            logger.warning(
-                "the checkpoint's weights in %s are converted, and take twice the memory or more: %s",
-                name,
-                reasons[name],
-            )
+        if reasons[name] is not None and others is None:
+            _warn(name, reasons[name] or "", model)
     return LinearFormats(frozenset(name for name in found if reasons[name] is None), others, short_rows)
+
+
+def _warn(name: Format, reason: str, model: ModelConfig) -> None:
+    """Log what it costs that weights aren't kept as they are stored."""
+    spec = model.spec
+    assert spec.quantization is not None
+    experts = (part.expert_weights(spec) for part in spec.feed_forwards)
+    num = sum(part.num_weights(spec) for part in (*spec.mixers, *spec.feed_forwards))
+    num += sum(all_of_layer - used for all_of_layer, used in experts)
+    logger.warning(
+        "the checkpoint's weights in %s are converted: %s. With a data type of 16 bits, the model's layers take about "
+        "%.2f GiB instead of %.2f, and steps with few tokens, which are bound by memory, as much longer",
+        _NAMES[name],
+        reason,
+        2 * num / 2**30,
+        spec.quantization.bits(name) / 8 * num / 2**30,
+    )
 
 
 def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool, shares_experts: bool) -> str | None:

@@ -86,10 +86,32 @@ def group(targets: list[str], weights: dict[str, Any], activations: dict[str, An
 
 TOKENS = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 FLOAT = {"type": "float"}
+BLOCKS = [12, 24]
+"""Sizes that divide neither all outputs nor all inputs."""
 COMPRESSED: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
     "int8": ([group(["Linear"], weights(8), TOKENS | {"type": "int"})], ["lm_head"]),
     "fp8": ([group(["Linear"], weights(8, **FLOAT), TOKENS | FLOAT)], ["lm_head"]),
     "fp8-tensor": ([group(["Linear"], weights(8, **FLOAT, strategy="tensor"), TOKENS | FLOAT)], ["lm_head"]),
+    "fp8-static": (
+        [
+            group(
+                ["Linear"],
+                weights(8, **FLOAT, strategy="tensor"),
+                TOKENS | FLOAT | {"strategy": "tensor", "dynamic": False},
+            )
+        ],
+        ["lm_head"],
+    ),
+    "fp8-blocks": (
+        [
+            group(
+                ["Linear"],
+                weights(8, **FLOAT, strategy="block", block_structure=BLOCKS),
+                TOKENS | FLOAT | {"strategy": "group", "group_size": 24},
+            )
+        ],
+        ["lm_head"],
+    ),
     "packed-4": ([group(["Linear"], weights(4, strategy="group", group_size=32))], ["lm_head"]),
     "packed-4-asymmetric": (
         [group(["Linear"], weights(4, strategy="group", group_size=16, symmetric=False))],
@@ -130,18 +152,32 @@ def quantize(model: nn.Module, groups: list[dict[str, Any]], ignore: list[str]) 
     apply_quantization_config(model, QuantizationConfig(config_groups=config, ignore=ignore))
     for layer in quantized_layers(model).values():
         args = layer.quantization_scheme.weights
-        grouped = {
-            "tensor": layer.weight.reshape(1, 1, -1),
-            "channel": layer.weight.unsqueeze(1),
-            "group": layer.weight.unflatten(1, (-1, args.group_size or 1)),
-        }[args.strategy]
+        grouped = grouped_numbers(layer.weight, args)
         scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), args)
         layer.weight_scale.data.copy_(scale.view(layer.weight_scale.shape))
+        if getattr(layer, "input_scale", None) is not None:
+            layer.input_scale.data.fill_(0.02)
         if getattr(layer, "weight_zero_point", None) is not None:
             layer.weight_zero_point.data.copy_(zero.view(layer.weight_zero_point.shape))
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     return compressor
+
+
+def grouped_numbers(weight: Tensor, args: Any) -> Tensor:
+    """The numbers that share a scale, along the last dimension."""
+    if args.strategy == "tensor":
+        return weight.reshape(1, 1, -1)
+    if args.strategy == "block":
+        return blocks_of(weight, args.block_structure)
+    return weight.unsqueeze(1) if args.strategy == "channel" else weight.unflatten(1, (-1, args.group_size))
+
+
+def blocks_of(weight: Tensor, sizes: list[int]) -> Tensor:
+    """The numbers of each block, [blocks of outputs, blocks of inputs, numbers]. Blocks at the end are padded."""
+    (num_outputs, num_inputs), (outputs, inputs) = weight.shape, sizes
+    padded = nn.functional.pad(weight, (0, -num_inputs % inputs, 0, -num_outputs % outputs))
+    return padded.unflatten(1, (-1, inputs)).unflatten(0, (-1, outputs)).transpose(1, 2).flatten(2)
 
 
 def quantized_layers(model: nn.Module) -> dict[str, Any]:

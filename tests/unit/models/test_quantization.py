@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from raycore.errors import InvalidCheckpoint
 from raycore.json_fields import JsonFields
-from raycore.models.quantization import Quantization, WeightScheme, parse_quantization
+from raycore.models.quantization import Quantization, WeightScheme, parse_quantization, stored_scheme
 
 WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
 ACTIVATIONS = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "token", "dynamic": True}
@@ -49,7 +50,7 @@ def parsed(**quantization: Any) -> Quantization:
 def test_mxfp4_checkpoints_are_recognized() -> None:
     found = parsed(quant_method="mxfp4", modules_to_not_convert=["lm_head"])
     assert found.experts == WeightScheme("mxfp4", 4, 32, code="e2m1")
-    assert found.stores_integers
+    assert found.formats == {"integers"}
     assert found.scheme_of("model.layers.0.self_attn.q_proj") is None
 
 
@@ -59,8 +60,7 @@ def test_fp8_checkpoints_of_compressed_tensors_are_recognized() -> None:
     for fields in (config(), config(weights={"strategy": "tensor"}), config(key="compression_config")):
         found = parse_quantization(fields)
         assert found is not None
-        assert found.stores_fp8
-        assert not found.stores_integers
+        assert found.formats == {"fp8"}
         assert found.scheme_of("model.layers.3.mlp.up_proj") == WeightScheme("float8", 8)
         assert found.scheme_of("lm_head") is None
 
@@ -126,7 +126,41 @@ def test_awq_checkpoints_are_recognized() -> None:
     ) == WeightScheme("awq", 4, 128, False)
 
 
+FP8_LAYER = WeightScheme("float8", 8, scales="weight_scale_inv")
+
+
+@pytest.mark.parametrize(
+    ("fields", "scheme"),
+    [
+        ({"weight_block_size": [128, 128]}, msgspec.structs.replace(FP8_LAYER, block=(128, 128))),
+        ({"weight_block_size": None, "activation_scheme": "static"}, FP8_LAYER),
+        ({"modules_to_not_convert": ["up_proj"]}, FP8_LAYER),
+        ({"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}, WeightScheme("float8", 8)),
+    ],
+)
+def test_fp8_checkpoints_have_one_scheme(fields: dict[str, Any], scheme: WeightScheme) -> None:
+    found = parsed(**{"quant_method": "fp8"} | fields)
+    assert found.scheme_of("model.layers.0.mlp.up_proj") == scheme
+    assert found.formats == {"fp8" if scheme.block is None else "fp8_blocks"}
+    assert found.bits(scheme.format) == 8
+
+
+def test_the_files_say_which_layers_are_in_fp8_and_what_their_scales_are_called() -> None:
+    found, name = parsed(quant_method="fp8", weight_block_size=[128, 128]), "model.layers.0.mlp.down_proj.weight"
+    for scales in ("weight_scale", "weight_scale_inv"):
+        scheme = stored_scheme(found, {name, name.replace("weight", scales)}.__contains__, name)
+        assert scheme is not None
+        assert scheme.marker == scales
+    assert stored_scheme(found, {name}.__contains__, name) is None
+    stacked = "model.layers.0.mlp.experts.down_proj"
+    assert stored_scheme(found, {stacked}.__contains__, stacked) is None
+    scheme = stored_scheme(found, {stacked, f"{stacked}_scale_inv"}.__contains__, stacked)
+    assert scheme is not None
+    assert scheme.tensor(stacked, scheme.marker) == f"{stacked}_scale_inv"
+
+
 PACKED = {"format": "pack-quantized"}
+FP8 = {"quant_method": "fp8", "format": None}
 GPTQ = {"quant_method": "gptq", "format": None, "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
 
@@ -135,7 +169,11 @@ AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
     ("changed", "fragments"),
     [
         ({"quant_method": "bitsandbytes"}, ["quantization_config: quant_method='bitsandbytes'", "'gptq'", "'awq'"]),
-        ({"quant_method": "fp8"}, ["quantization_config: quant_method='fp8'", "'compressed-tensors'"]),
+        (FP8 | {"weight_block_size": [128]}, ["weight_block_size=[128]: expected a list of two positive integers"]),
+        (FP8 | {"weight_block_size": [128, 0]}, ["weight_block_size=[128, 0]"]),
+        (FP8 | {"activation_scheme": "tensor"}, ["activation_scheme='tensor': expected 'dynamic' or 'static'"]),
+        (FP8 | {"fmt": "e5m2"}, ["fmt='e5m2': expected 'e4m3'"]),
+        (FP8 | {"expert_dtype": "fp4"}, ["expert_dtype='fp4': expected 'fp8'"]),
         ({"format": "marlin-24"}, ["format='marlin-24'", "'float-quantized'", "'pack-quantized'"]),
         ({"format": "nvfp4-pack-quantized"}, ["format='nvfp4-pack-quantized'"]),
         ({"kv_cache_scheme": {"num_bits": 8}}, ["kv_cache_scheme={'num_bits': 8}", "KV caches"]),
@@ -146,9 +184,9 @@ AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
         ({"ignore": ["re:("]}, ["ignore=['re:(']", "regular expression"]),
         ({"weights": {"num_bits": 4}}, ["group_0, weights: num_bits=4: expected 8"]),
         ({"weights": {"type": "int"}}, ["weights: type='int': expected 'float'"]),
-        ({"weights": {"strategy": "block"}}, ["weights: strategy='block': expected 'channel' or 'tensor'"]),
-        ({"activations": {"dynamic": False}}, ["input_activations: dynamic=False: expected true"]),
-        ({"activations": {"strategy": "tensor"}}, ["input_activations: strategy='tensor': expected 'token'"]),
+        ({"weights": {"strategy": "group"}}, ["weights: strategy='group': expected 'channel' or 'tensor' or 'block'"]),
+        ({"weights": {"strategy": "block"}}, ["weights: block_structure is missing: expected a list of two"]),
+        ({"activations": {"dynamic": "local"}}, ["input_activations: dynamic='local': expected true or false"]),
         ({**PACKED, "weights": GROUPS | {"num_bits": 3}}, ["weights: num_bits=3: expected 4 or 8"]),
         ({**PACKED, "weights": GROUPS | {"type": "float"}}, ["weights: type='float': expected 'int'"]),
         ({**PACKED, "weights": GROUPS | {"strategy": "block"}}, ["weights: strategy='block'", "'group'"]),
