@@ -21,6 +21,7 @@ from raycore.extras import is_installed, missing_package
 from raycore.json_fields import JsonFields, shortened
 from raycore.models.encoders import ENCODERS, encoder_form, encoder_pooling
 from raycore.models.family import plugin_family
+from raycore.models.quantization import parse_quantization
 from raycore.models.registry import (
     FAMILIES,
     described,
@@ -54,8 +55,18 @@ def read_config(path: Path, overrides: Mapping[str, Any] | None = None) -> JsonF
             f"{path} {problem}: give the directory of a downloaded checkpoint, with its config.json and *.safetensors "
             "files, or a .gguf file"
         )
-    config = JsonFields.read(path / "config.json")
+    config = _with_modelopt(JsonFields.read(path / "config.json"), path / "hf_quant_config.json")
     return config.converted(lambda values: merged(values, overrides)) if overrides else config
+
+
+def _with_modelopt(config: JsonFields, file: Path) -> JsonFields:
+    """Return config.json with what older versions of ModelOpt have written of quantized weights into another file."""
+    if config.get("quantization_config") is not None or not file.exists():
+        return config
+    fields = JsonFields.read(file).child("quantization").values
+    stored: dict[str, Any] = {"quantization_config": {"quant_method": "modelopt", **fields}}
+    parse_quantization(JsonFields(str(file), stored))  # for errors that name this file
+    return config.converted(lambda values: values | stored)
 
 
 def load_model_spec(

@@ -52,7 +52,7 @@ _IMAGES = "for images, which the engine doesn't get"
 _TEXTS = "for texts, which the engine doesn't compute"
 _UNUSED = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "follow from config.json",
-    r".*\.self_attn\.([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
+    r".*\.self_attn\.([kvq]_proj\.)?([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
     r"mtp\..*": _PREDICTORS,
     r"t2d": "the inverse of d2t",
 }

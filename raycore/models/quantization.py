@@ -1,8 +1,8 @@
 """What a checkpoint's config.json says of quantized weights: which layers are quantized, and how each is stored.
 
-The formats are those of compressed-tensors, GPTQ, AWQ, MXFP4 and of fp8 as DeepSeek, Mistral and Llama store it. Their
-configurations differ, but each of them says for a layer's name which `WeightScheme` it has. This module doesn't import
-torch or read weights; `quantized`, `fp8_blocks` and `mxfp4` in `raycore.weights` read them.
+The formats are those of compressed-tensors, ModelOpt, GPTQ, AWQ, MXFP4 and of fp8 as DeepSeek, Mistral and Llama store
+it. Their configurations differ, but each of them says for a layer's name which `WeightScheme` it has. This module
+doesn't import torch or read weights; `quantized`, `fp8_blocks` and `mxfp4` in `raycore.weights` read them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _KEYS = ("quantization_config", "compression_config")
 """The second is the name in files of older versions of compressed-tensors."""
 _CLASSES = ("Linear", "Embedding")
 """The classes of layers that a target of compressed-tensors may name."""
-_FORMATS = ("float-quantized", "int-quantized", "pack-quantized")
+_FP4_GROUPS = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
+"""By the format: inputs that share a scale."""
+_FORMATS = ("float-quantized", "int-quantized", "pack-quantized", *_FP4_GROUPS, "mxfp8-quantized")
 _MIXED = "mixed-precision"
 """The format of a file whose groups each have a format of their own."""
 _ORDERED = ("group", "dynamic", True)
@@ -38,6 +40,7 @@ _COMPRESSED_TENSORS = (
     *("weight", "weight_packed", "weight_scale", "weight_shape", "weight_g_idx"),
     "weight_zero_point",  # old versions wrote it for symmetric weights, too, where it says nothing
     "input_scale",  # of inputs that all have one scale: here, each row has its own, which is more precise
+    *("weight_global_scale", "weight_scale_2", "input_global_scale"),  # of numbers of 4 bits
 )
 _FP8_TENSORS = ("weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale", "input_scale_ub")
 _FP8_SCALES = ("weight_scale", "weight_scale_inv")
@@ -46,11 +49,13 @@ _FP8_SCALES = ("weight_scale", "weight_scale_inv")
 RowBits = Literal[8, 16]
 """Number of bits to which the numbers of a linear layer's input are rounded."""
 
-Layout = Literal["float8", "int8", "packed", "gptq", "awq", "mxfp4", "gguf"]
+Layout = Literal["float8", "int8", "packed", "fp4", "gptq", "awq", "mxfp4", "gguf"]
 """How a weight is stored. The first three are compressed-tensors'.
 
 float8: float8_e4m3fn, and int8: int8, both with scales. Other tools store float8, too.
 packed: int32 words along the inputs, the first input in the lowest bits.
+fp4: bytes along the inputs, each with two numbers of 4 bits, and scales of groups in 8 bits: in fp8, which a scale of
+the whole weight multiplies or divides (NVFP4), or powers of two (MXFP4).
 gptq: the same words, but transposed.
 awq: int32 words along the outputs, in an order of their own, also transposed.
 mxfp4: bytes along the inputs, each with two numbers of 4 bits. Only stacked experts are stored like this.
@@ -219,6 +224,7 @@ def parse_quantization(config: JsonFields) -> Quantization | None:
         "awq": _awq,
         "fp8": _fp8,
         "fbgemm_fp8": _fbgemm_fp8,
+        "modelopt": _modelopt,
         "mxfp4": _mxfp4,
         "gguf": _gguf,
     }
@@ -259,6 +265,11 @@ def _group_scheme(group: JsonFields, formatted: JsonFields) -> WeightScheme:
     _require(weights, "dynamic", None, False)
     if layout == "float-quantized":
         return _float_scheme(weights, group.child("input_activations"))
+    if layout in _FP4_GROUPS:
+        return _fp4_scheme(weights, _FP4_GROUPS[layout])
+    if layout == "mxfp8-quantized":
+        _require_floats(weights, 8, MXFP4_GROUP)
+        return WeightScheme("float8", 8, block=(1, MXFP4_GROUP))
     inputs = group.child("input_activations")
     if group.get("input_activations") is not None:
         _require(inputs, "dynamic", True)
@@ -291,6 +302,33 @@ def _float_scheme(weights: JsonFields, activations: JsonFields) -> WeightScheme:
     _require(activations, "dynamic", True, False)
     block = _block(weights, "block_structure") if weights.get("strategy") == "block" else None
     return WeightScheme("float8", 8, block=block)
+
+
+def _fp4_scheme(weights: JsonFields, group_size: int) -> WeightScheme:
+    """Inputs keep 16 bits, also where the checkpoint was made for inputs of 4 bits: results are nearer to those of the
+    model that was quantized."""
+    _require_floats(weights, 4, group_size)
+    return WeightScheme("fp4", 4, group_size, code="e2m1")
+
+
+def _require_floats(weights: JsonFields, bits: int, group_size: int) -> None:
+    _require(weights, "num_bits", bits)
+    _require(weights, "type", "float")
+    _require(weights, "symmetric", True)
+    _require(weights, "group_size", group_size)
+
+
+def _modelopt(fields: JsonFields) -> Quantization:
+    """The files say which layers are quantized, by their scales. Scales for a cache in fp8 aren't used."""
+    schemes = {
+        "FP8": WeightScheme("float8", 8),
+        "FP8_PER_CHANNEL_PER_TOKEN": WeightScheme("float8", 8),
+        "NVFP4": WeightScheme("fp4", 4, _FP4_GROUPS["nvfp4-pack-quantized"], code="e2m1"),
+    }
+    _require(fields, "quant_algo", *schemes)
+    scheme = schemes[fields.get("quant_algo")]
+    _require(fields, "group_size", None, scheme.group_size)
+    return Quantization("modelopt", [("Linear", scheme)])
 
 
 def _fp8(fields: JsonFields) -> Quantization:

@@ -17,7 +17,8 @@ from raycore.weights.fp8_weight import FP8
 from raycore.weights.packed_weight import NUMBERS_AT_A_TIME
 from raycore.weights.weight import Part
 
-_SCALES = (*READABLE, torch.float8_e8m0fnu, torch.uint8)
+EXPONENTS = (torch.float8_e8m0fnu, torch.uint8)
+"""The dtypes of scales that are powers of two."""
 
 
 @dataclass
@@ -65,7 +66,7 @@ def read_fp8_blocks(
     )
     num_blocks = (-(-size // block) for size, block in zip(sizes, scheme.block, strict=True))
     stored = scheme.tensor(name, scheme.scales)
-    scales = reader.view(stored, (*shape[:-2], *num_blocks), (*expert, whole, whole), _SCALES)
+    scales = reader.view(stored, (*shape[:-2], *num_blocks), (*expert, whole, whole), (*READABLE, *EXPONENTS))
     return Fp8Blocks(values_OI, as_floats(scales).index_select(1, blocks_I), blocks_O)
 
 

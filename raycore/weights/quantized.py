@@ -1,4 +1,4 @@
-"""Reads parts of quantized weights from a checkpoint, in the layouts of compressed-tensors, GPTQ and AWQ.
+"""Reads parts of quantized weights from a checkpoint, in the layouts of compressed-tensors, ModelOpt, GPTQ and AWQ.
 
 Each layout has several tensors for a layer, whose names and shapes this module knows. Of each tensor, only the part
 that the requested outputs and inputs need is read, rounded to whole words and whole groups. Shape suffixes as in
@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from raycore.errors import InvalidCheckpoint
 from raycore.models.quantization import WeightScheme
 from raycore.weights.checkpoint_reader import READABLE, CheckpointReader
-from raycore.weights.packed_weight import WORD_BITS, PackedWeight, pack, unpack
+from raycore.weights.fp8_blocks import EXPONENTS, as_floats
+from raycore.weights.fp8_weight import FP8
+from raycore.weights.packed_weight import E2M1_INTEGERS, WORD_BITS, PackedWeight, pack, unpack
 
 _SUFFIX = ".weight"
 _INTEGERS = (torch.int64, torch.int32)
+_WORD_BYTES = WORD_BITS // 8
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where each of eight neighboring outputs has its integer in a word of AWQ, counted from the lowest bits."""
 
@@ -65,7 +69,8 @@ class _Part:
         words_OW, offset = self._words()
         num_inputs = self._columns.stop - self._columns.start
         zeros_OG = self._zeros()
-        return PackedWeight(words_OW, self._bits, offset, num_inputs, self._scales(), zeros_OG, self._groups_I)
+        stored = self._scales(), zeros_OG, self._groups_I, self._scheme.code
+        return PackedWeight(words_OW, self._bits, offset, num_inputs, *stored)
 
     def _words(self) -> tuple[Tensor, int]:
         """Return `PackedWeight.words_OW` and `PackedWeight.offset`."""
@@ -163,6 +168,35 @@ class _Packed(_CompressedTensors):
             )
 
 
+class _Fp4(_CompressedTensors):
+    """weight_packed, or ModelOpt's weight, has bytes [O, I / 2]. weight_scale [O, G] is in fp8, or has exponents."""
+
+    def _words(self) -> tuple[Tensor, int]:
+        words, offset = self._words_of(self._columns)
+        own = self._rows, slice(words.start * _WORD_BYTES, words.stop * _WORD_BYTES)
+        tensor = "weight_packed" if f"{self._layer}.weight_packed" in self._reader else "weight"
+        bytes_OB = self._view(tensor, (self._shape[0], -(-self._shape[1] // 2)), own, torch.uint8)
+        # copied, because a file's bytes may lie where words can't
+        return pad(bytes_OB, (0, -bytes_OB.shape[1] % _WORD_BYTES)).clone().view(torch.int32), offset
+
+    def _scales(self) -> Tensor:
+        shape, part = (self._shape[0], self._num_groups), (self._rows, self._groups)
+        scales_OG = as_floats(self._view("weight_scale", shape, part, FP8, *EXPONENTS))
+        for tensor, combine in (("weight_global_scale", torch.div), ("weight_scale_2", torch.mul)):
+            name = f"{self._layer}.{tensor}"
+            if name in self._reader:
+                of_all = self._reader.view(name, self._reader.shape(name), (), (torch.float32,))
+                if of_all.numel() != 1:
+                    raise InvalidCheckpoint(
+                        f"{self._reader.describe(name)} has {of_all.numel()} numbers: expected one scale"
+                    )
+                scales_OG = combine(scales_OG, of_all.reshape(()))
+        return scales_OG * 0.5  # integers are twice the numbers
+
+    def _zeros(self) -> Tensor:
+        return E2M1_INTEGERS[:1].reshape(1, 1)
+
+
 class _Int8(_CompressedTensors):
     """weight has the signed integers [O, I] themselves."""
 
@@ -218,4 +252,4 @@ class _Awq(_Transposed):
         return words_NV8.index_select(2, torch.tensor(_AWQ_ORDER)).view(integers_NO.shape)
 
 
-_LAYOUTS: dict[str, type[_Part]] = {"packed": _Packed, "int8": _Int8, "gptq": _Gptq, "awq": _Awq}
+_LAYOUTS: dict[str, type[_Part]] = {"packed": _Packed, "fp4": _Fp4, "int8": _Int8, "gptq": _Gptq, "awq": _Awq}

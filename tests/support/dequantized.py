@@ -35,7 +35,7 @@ def check_logprobs(runner: ModelRunner, written: Path, path: Path, tolerance: fl
     """
     transformers = pytest.importorskip("transformers")
     config = json.loads((written / "config.json").read_text())
-    del config["quantization_config"]
+    config.pop("quantization_config", None)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**config)).float().eval()
     model.load_state_dict(load_file(plain_copy(path, written) / "model.safetensors"), strict=True)
     with torch.inference_mode():

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig
 
@@ -61,7 +61,7 @@ def finish(path: Path, dequantized: dict[str, Tensor]) -> None:
     """Write the tool's own numbers, and leave nothing but what tests need."""
     save_file({name: tensor.contiguous() for name, tensor in dequantized.items()}, path / "dequantized.safetensors")
     for file in path.iterdir():
-        if file.name not in ("config.json", "model.safetensors", "dequantized.safetensors"):
+        if file.name not in ("config.json", "hf_quant_config.json", "model.safetensors", "dequantized.safetensors"):
             file.unlink()
     print(path.name, sum(file.stat().st_size for file in path.iterdir()))
 
@@ -86,6 +86,8 @@ def group(targets: list[str], weights: dict[str, Any], activations: dict[str, An
 
 TOKENS = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True}
 FLOAT = {"type": "float"}
+GROUPED = {"strategy": "tensor_group", "group_size": 16}
+FOUR_BITS = {"num_bits": 4, "symmetric": True, "dynamic": "local", **GROUPED, **FLOAT}
 BLOCKS = [12, 24]
 """Sizes that divide neither all outputs nor all inputs."""
 COMPRESSED: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
@@ -110,6 +112,14 @@ COMPRESSED: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
                 TOKENS | FLOAT | {"strategy": "group", "group_size": 24},
             )
         ],
+        ["lm_head"],
+    ),
+    "nvfp4": (
+        [group(["Linear"], weights(4, **FLOAT, **GROUPED, scale_dtype="torch.float8_e4m3fn"), FOUR_BITS)],
+        ["lm_head"],
+    ),
+    "mxfp4": (
+        [group(["Linear"], weights(4, **FLOAT, strategy="group", group_size=32, scale_dtype="torch.uint8"))],
         ["lm_head"],
     ),
     "packed-4": ([group(["Linear"], weights(4, strategy="group", group_size=32))], ["lm_head"]),
@@ -140,20 +150,54 @@ def write_compressed_tensors() -> None:
         compressor.decompress_model(model)
         finish(path, {f"{name}.weight": layer.weight.data for name, layer in quantized_layers(model).items()})
     write_experts()
+    write_modelopt()
+
+
+def write_modelopt() -> None:
+    """The weights of compressed-tensors in NVFP4, as ModelOpt names them and describes them in a file of its own.
+
+    Its scale of all weights multiplies, where that of compressed-tensors divides.
+    """
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+
+    written, path = DIRECTORY / "compressed-tensors-nvfp4", emptied("modelopt-nvfp4")
+    stored, dequantized = load_file(written / "model.safetensors"), {}
+    for layer in [name.removesuffix(".weight_packed") for name in stored if name.endswith(".weight_packed")]:
+        words = stored.pop(f"{layer}.weight_packed")
+        stored[f"{layer}.weight"] = words
+        of_all = 1 / stored.pop(f"{layer}.weight_global_scale").reshape(())
+        stored[f"{layer}.weight_scale_2"] = of_all
+        stored[f"{layer}.input_scale"] = 1 / stored.pop(f"{layer}.input_global_scale").reshape(())
+        numbers = unpack_fp4_from_uint8(words, len(words), 2 * words.shape[1], torch.float32)
+        scales = stored[f"{layer}.weight_scale"].float() * of_all
+        dequantized[f"{layer}.weight"] = (numbers * scales.repeat_interleave(16, dim=1)).bfloat16()
+    save_file(stored, path / "model.safetensors", {"format": "pt"})
+    config = json.loads((written / "config.json").read_text())
+    del config["quantization_config"]
+    (path / "config.json").write_text(json.dumps(config, indent=2))
+    described = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ["lm_head"]}
+    file = {"producer": {"name": "modelopt", "version": "0.40.0"}, "quantization": described}
+    (path / "hf_quant_config.json").write_text(json.dumps(file, indent=2))
+    finish(path, dequantized)
 
 
 def quantize(model: nn.Module, groups: list[dict[str, Any]], ignore: list[str]) -> Any:
     """Quantize the model as the tool does it, without calibration, and return its compressor."""
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
-    from compressed_tensors.quantization.utils import calculate_qparams
+    from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     config = {f"group_{index}": each for index, each in enumerate(groups)}
     apply_quantization_config(model, QuantizationConfig(config_groups=config, ignore=ignore))
     for layer in quantized_layers(model).values():
         args = layer.quantization_scheme.weights
         grouped = grouped_numbers(layer.weight, args)
-        scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), args)
+        of_all = None
+        if args.strategy == "tensor_group":
+            of_all = generate_gparam(layer.weight.amin(), layer.weight.amax())
+            layer.weight_global_scale.data.copy_(of_all)
+            layer.input_global_scale.data.fill_(100)
+        scale, zero = calculate_qparams(grouped.amin(-1), grouped.amax(-1), args, global_scale=of_all)
         layer.weight_scale.data.copy_(scale.view(layer.weight_scale.shape))
         if getattr(layer, "input_scale", None) is not None:
             layer.input_scale.data.fill_(0.02)

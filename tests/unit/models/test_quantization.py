@@ -145,6 +145,33 @@ def test_fp8_checkpoints_have_one_scheme(fields: dict[str, Any], scheme: WeightS
     assert found.bits(scheme.format) == 8
 
 
+NVFP4 = WeightScheme("fp4", 4, 16, code="e2m1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "scheme"),
+    [
+        ({"format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "group_size": 16}}, NVFP4),
+        (
+            {"format": "mxfp4-pack-quantized", "weights": {"num_bits": 4, "group_size": 32}},
+            WeightScheme("fp4", 4, 32, code="e2m1"),
+        ),
+        (
+            {"format": "mxfp8-quantized", "weights": {"strategy": "group", "group_size": 32}},
+            WeightScheme("float8", 8, block=(1, 32)),
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}, NVFP4),
+        ({"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}, WeightScheme("float8", 8)),
+    ],
+)
+def test_groups_of_numbers_in_floating_point_are_recognized(fields: dict[str, Any], scheme: WeightScheme) -> None:
+    found = parse_quantization(config(**fields))
+    assert found is not None
+    assert found.scheme_of("model.layers.0.mlp.up_proj") == scheme
+    assert found.formats == {scheme.format}
+    assert found.row_bits == (set() if scheme.layout == "float8" else {16})
+
+
 def test_the_files_say_which_layers_are_in_fp8_and_what_their_scales_are_called() -> None:
     found, name = parsed(quant_method="fp8", weight_block_size=[128, 128]), "model.layers.0.mlp.down_proj.weight"
     for scales in ("weight_scale", "weight_scale_inv"):
@@ -161,6 +188,8 @@ def test_the_files_say_which_layers_are_in_fp8_and_what_their_scales_are_called(
 
 PACKED = {"format": "pack-quantized"}
 FP8 = {"quant_method": "fp8", "format": None}
+FP4 = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
+MODELOPT = {"quant_method": "modelopt", "format": None, "quant_algo": "NVFP4"}
 GPTQ = {"quant_method": "gptq", "format": None, "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
 
@@ -175,7 +204,6 @@ AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
         (FP8 | {"fmt": "e5m2"}, ["fmt='e5m2': expected 'e4m3'"]),
         (FP8 | {"expert_dtype": "fp4"}, ["expert_dtype='fp4': expected 'fp8'"]),
         ({"format": "marlin-24"}, ["format='marlin-24'", "'float-quantized'", "'pack-quantized'"]),
-        ({"format": "nvfp4-pack-quantized"}, ["format='nvfp4-pack-quantized'"]),
         ({"kv_cache_scheme": {"num_bits": 8}}, ["kv_cache_scheme={'num_bits': 8}", "KV caches"]),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, ["sparsity_config", "sparse-24-bitmask"]),
         ({"moe_sparsity_config": {"layers": {}}}, ["moe_sparsity_config", "sparse experts"]),
@@ -194,6 +222,18 @@ AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
         ({**PACKED, "weights": GROUPS | {"group_size": None}}, ["weights: group_size is missing"]),
         ({**PACKED, "weights": GROUPS | {"actorder": "columns"}}, ["weights: actorder='columns'"]),
         ({**PACKED, "weights": GROUPS, "activations": {"dynamic": False}}, ["input_activations: dynamic=False"]),
+        ({"format": "nvfp4-pack-quantized", "weights": {"group_size": 16}}, ["weights: num_bits=8: expected 4"]),
+        (
+            {"format": "nvfp4-pack-quantized", "weights": FP4 | {"group_size": 32}},
+            ["weights: group_size=32: expected 16"],
+        ),
+        (
+            {"format": "mxfp4-pack-quantized", "weights": FP4 | {"type": "int"}},
+            ["weights: type='int': expected 'float'"],
+        ),
+        ({"format": "mxfp8-quantized", "weights": {"group_size": 16}}, ["weights: group_size=16: expected 32"]),
+        (MODELOPT | {"quant_algo": "W4A8_AWQ"}, ["quant_algo='W4A8_AWQ': expected 'FP8'", "'NVFP4'"]),
+        (MODELOPT | {"group_size": 32}, ["group_size=32: expected 16"]),
         ({"format": "int-quantized", "weights": GROUPS}, ["weights: num_bits=4: expected 8"]),
         ({"format": "int-quantized", "weights": INT8 | {"symmetric": False}}, ["weights: symmetric=False"]),
         (GPTQ | {"bits": 3}, ["bits=3: expected 4 or 8"]),

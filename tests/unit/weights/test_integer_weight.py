@@ -42,12 +42,15 @@ KEPT = {
     "auto-gptq-4-asymmetric": 4,
     "autoawq-4": 4,
     "compressed-tensors-int8": 8,
+    "compressed-tensors-mxfp4": 4,
+    "compressed-tensors-nvfp4": 4,
     "compressed-tensors-packed-4": 4,
     "compressed-tensors-packed-4-asymmetric": 4,
     "compressed-tensors-packed-4-rows": 4,
     "compressed-tensors-packed-8": 8,
     "gptq-4": 4,
     "gptqmodel-awq": 4,
+    "modelopt-nvfp4": 4,
 }
 """The checkpoints whose layers can all be kept, and their bits."""
 CPU = torch.device("cpu")
@@ -232,8 +235,8 @@ def test_the_logits_of_integer_weights_are_near_those_of_transformers(tmp_path: 
     weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=STORED_INTEGERS), written)
     if checkpoint == "compressed-tensors-int8":
         tolerance = 0.1  # rows are rounded to 8 bits
-    else:  # compressed-tensors rounds dequantized weights to bfloat16, the other tools to float16
-        tolerance = 0.04 if checkpoint.startswith("compressed-tensors") else 0.005
+    else:  # these tools round dequantized weights to bfloat16, the others to float16
+        tolerance = 0.04 if checkpoint.startswith(("compressed-tensors", "modelopt")) else 0.005
     check_logprobs(make_runner(spec, weights, backend="native"), written, tmp_path, tolerance)
 
 
