@@ -13,6 +13,8 @@ from raycore.sampling_params import RequestOutputKind
 PoolingTask = Literal["embed", "classify", "score", "token_embed", "token_classify"]
 """What a request that pools asks for. `embed` and `classify` give one result for the prompt, `token_embed` and
 `token_classify` one for each of its tokens. `score` is `classify` of a pair of texts, with one class."""
+InputType = Literal["query", "document"]
+"""Which of both a text is, for a model of late interaction, such as ColBERT."""
 
 
 class _OrderedParams(msgspec.Struct, omit_defaults=True):
@@ -37,6 +39,8 @@ class PoolingParams(_OrderedParams, kw_only=True, omit_defaults=True):
     skip_reading_prefix_cache: bool | None = None
     """Whether cached prefixes are of no use, because the result needs the hidden states of all tokens. Set by raycore.
     """
+    input_type: InputType | None = None
+    """Which of both a text is, for models of late interaction, such as ColBERT. None: a document."""
     requires_token_ids: bool = False
     """No effect: results always come with the prompt's tokens."""
     extra_kwargs: dict[str, Any] | None = None

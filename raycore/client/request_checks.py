@@ -19,6 +19,7 @@ from raycore.parts.adapters.client import AdapterChecks
 from raycore.parts.constraints.client import ThinkingLimits
 from raycore.parts.constraints.grammar.gate import ConstraintGate
 from raycore.parts.images.client.encoding_only import encoding_checks
+from raycore.parts.pooling.client.late_texts import prompt_completion
 from raycore.parts.pooling.client.pooling import PLACEHOLDER, not_generating, not_pooling, resolved
 from raycore.parts.transfers.client.params import params_check
 from raycore.pooling_params import PoolingParams
@@ -45,6 +46,7 @@ class RequestChecks:
         self._spec = spec = config.model.spec
         self.pooling = spec.pooling
         """What the model pools. None: it generates."""
+        self._with_prompts = prompt_completion(spec.pooling)
         self._constraints = ConstraintGate(config.model.tokenizer, spec.vocab_size, spec.eos_token_ids)
         if config.model.prepare_structured_outputs:
             self._constraints.prepare()  # while the ranks start
@@ -74,6 +76,7 @@ class RequestChecks:
         Raises:
             InvalidRequest: a request is invalid; the message says why.
         """
+        asks = self._with_prompts(asks)
         ids = _checked_ids([ask.request_id for ask in asks])
         # the caller may change its own objects while a request runs
         own = {id(each): self._own(each) for each in {id(ask.params): ask.params for ask in asks}.values()}

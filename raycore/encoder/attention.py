@@ -7,7 +7,7 @@ group, L tokens of its longest prompt, C components of a head in pairs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,6 +24,8 @@ from raycore.step.batch import Ints, StepInputs
 from raycore.step.copies import to_device
 from raycore.step.device_batch import StepTensors
 
+NumSeen = Callable[[StepInputs], Ints]
+"""Returns of each prompt of a step how many of its first tokens others see."""
 _LEAST_FILLED = 0.75
 """Prompts are padded to a common length if at least so much of the longest one is filled."""
 
@@ -67,8 +69,13 @@ class EncoderHeads:
 class TorchEncoderAttention:
     """`Attention` in plain torch: prompts of about the same length are padded and computed together."""
 
-    def __init__(self, heads: EncoderHeads, *, batch_invariant: bool = False) -> None:
-        """`batch_invariant`: compute each prompt by itself, so that its bits don't depend on other prompts."""
+    def __init__(self, heads: EncoderHeads, *, batch_invariant: bool = False, num_seen: NumSeen | None = None) -> None:
+        """
+        Args:
+            batch_invariant: compute each prompt by itself, so that its bits don't depend on other prompts.
+            num_seen: see `make_attention`.
+        """
+        self._num_seen = num_seen or _all_seen
         self._heads = heads
         self._least_filled = 2.0 if batch_invariant else _LEAST_FILLED
         self._groups: list[_Group] = []
@@ -76,10 +83,12 @@ class TorchEncoderAttention:
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, which has whole prompts."""
+        seen = self._num_seen(step)
         device = self._heads.device
         reaches = set(self._heads.reaches)
         self._groups = [
-            _Group.of(rows, reaches, device) for rows in _padded_rows(step.first_rows, step.counts, self._least_filled)
+            _Group.of(rows, reaches, device, seen[indexes])
+            for indexes, rows in _padded_rows(step.first_rows, step.counts, self._least_filled)
         ]
         ropes = {rope for rope in self._heads.ropes if rope is not None}
         self._turns = {rope: rope.turns(tensors.positions_T) for rope in ropes}
@@ -149,29 +158,35 @@ class _Group(NamedTuple):
     """By reach: bool[B or 1, 1, L or 1, L], which tokens a token sees. None: all."""
 
     @classmethod
-    def of(cls, rows_BL: Ints, reaches: set[int | None], device: torch.device) -> _Group:
-        """Return a group. `rows_BL`: each place's row among the step's tokens, or -1."""
+    def of(cls, rows_BL: Ints, reaches: set[int | None], device: torch.device, seen_B: Ints) -> _Group:
+        """Return a group.
+
+        Args:
+            rows_BL: each place's row among the step's tokens, or -1.
+            seen_B: how many of each prompt's first tokens others see.
+        """
         rows = rows_BL.ravel()
         is_real = rows >= 0
         is_full = bool(is_real.all())
         kept = None if is_full else to_device(np.flatnonzero(is_real), device)
-        masks = {reach: _mask(rows_BL, reach, device) for reach in reaches}
+        masks = {reach: _mask(rows_BL.shape[1], seen_B, reach, device) for reach in reaches}
         own = to_device(rows[is_real], device)
         return cls(rows_BL.shape, to_device(np.maximum(rows, 0), device), own, kept, masks)
 
 
-def _mask(rows_BL: Ints, reach: int | None, device: torch.device) -> Tensor | None:
-    is_seen = (rows_BL >= 0)[:, None, None, :]
+def _mask(length: int, seen_B: Ints, reach: int | None, device: torch.device) -> Tensor | None:
+    places: Ints = np.arange(length)
+    is_seen = (places < seen_B[:, None])[:, None, None, :]
     if reach is None:
         return None if is_seen.all() else to_device(is_seen, device)
-    places: Ints = np.arange(int(rows_BL.shape[1]))
     distances = np.abs(places[:, None] - places[None, :])
-    # a padded place sees itself, because a softmax of nothing would be NaN
-    return to_device(((distances <= reach) & is_seen) | (distances == 0), device)
+    is_seen = (distances <= reach) & is_seen
+    # a place that sees no other sees itself, because a softmax of nothing would be NaN
+    return to_device(is_seen | (~is_seen.any(axis=3, keepdims=True) & (distances == 0)), device)
 
 
-def _padded_rows(first_rows: Ints, counts: Ints, least_filled: float) -> Iterator[Ints]:
-    """Yield groups of prompts as [B, L]: the rows of their tokens, or -1 after a prompt's end."""
+def _padded_rows(first_rows: Ints, counts: Ints, least_filled: float) -> Iterator[tuple[Ints, Ints]]:
+    """Yield groups of prompts: their indexes [B], and the rows of their tokens, [B, L], or -1 after a prompt's end."""
     order = np.argsort(-counts, kind="stable")
     start = 0
     while start < len(order):
@@ -181,17 +196,24 @@ def _padded_rows(first_rows: Ints, counts: Ints, least_filled: float) -> Iterato
             end += 1
         own = order[start:end]
         places = np.arange(longest)[None, :]
-        yield np.where(places < counts[own][:, None], first_rows[own][:, None] + places, -1)
+        yield own, np.where(places < counts[own][:, None], first_rows[own][:, None] + places, -1)
         start = end
 
 
-def make_attention(heads: EncoderHeads, *, is_native: bool = False, batch_invariant: bool = False) -> Attention:
+def _all_seen(step: StepInputs) -> Ints:
+    return step.counts
+
+
+def make_attention(
+    heads: EncoderHeads, *, is_native: bool = False, batch_invariant: bool = False, num_seen: NumSeen | None = None
+) -> Attention:
     """Return what computes attention.
 
     Args:
         is_native: whether native kernels may compute it.
         batch_invariant: make the bits of a prompt's results independent of other prompts.
+        num_seen: how many of their first tokens others see. None: all. Native kernels have no such limit.
     """
-    if is_native and supports_heads(heads.head_dim, heads.dtype):
+    if is_native and num_seen is None and supports_heads(heads.head_dim, heads.dtype):
         return NativeEncoderAttention(heads)
-    return TorchEncoderAttention(heads, batch_invariant=batch_invariant)
+    return TorchEncoderAttention(heads, batch_invariant=batch_invariant, num_seen=num_seen)

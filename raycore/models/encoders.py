@@ -43,6 +43,9 @@ _HEADS: Mapping[str, _Head] = {
 }
 """What is on top of an encoder, by the ends of those names. The head of masked language models isn't used."""
 
+_OTHER_NAMES: Mapping[str, str] = {"HF_ColBERT": "BertModel", "ColBERT": "BertModel"}
+"""Architectures whose files differ from those of another one only by what is on top."""
+
 
 class EncoderForm(NamedTuple):
     """An architecture as an encoder of a family, with something on top."""
@@ -53,6 +56,7 @@ class EncoderForm(NamedTuple):
 
 def encoder_form(architecture: str) -> EncoderForm | None:
     """Return what an architecture is. None: it isn't an encoder that raycore has a family for."""
+    architecture = _OTHER_NAMES.get(architecture, architecture)
     for stem, family in ENCODERS.items():
         head = _HEADS.get(architecture.removeprefix(stem)) if architecture.startswith(stem) else None
         if head is not None:

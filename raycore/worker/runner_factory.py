@@ -59,7 +59,7 @@ def make_runner(core: WorkerCore, cache: KVCacheConfig) -> ModelRunner:
     features = _make_features(setup)
     host = SlotBatch(max_seqs, max_model_len, config.tokens_per_block, cache.layout.num_groups, features)
     batch = DeviceBatch(host, setup.device, decode_sizes=sizes)
-    attention, followers = _make_attention(core, cache, max_rows)
+    attention, followers = _make_attention(core, cache, max_rows, host)
     rows = groups.rows
     head, drafting = _make_head(core, batch, rows, cache.num_blocks, max_rows)
     runner = ModelRunner(
@@ -170,7 +170,9 @@ def _make_store(setup: WorkerSetup, config: ECTransferConfig) -> EmbeddingStore:
     return store_class(config)(config, embeddings_of(setup), writes_files=rank.tp_rank == rank.pcp_rank == 0)
 
 
-def _make_attention(core: WorkerCore, cache: KVCacheConfig, max_rows: int) -> tuple[Attention, Sequence[FollowsPlans]]:
+def _make_attention(
+    core: WorkerCore, cache: KVCacheConfig, max_rows: int, host: SlotBatch
+) -> tuple[Attention, Sequence[FollowsPlans]]:
     """Return what computes the part of the stage's layers that mixes tokens, and what of it follows plans."""
     states = make_state_layers(core.setup, core.model.network)
     attention: Attention
@@ -179,7 +181,7 @@ def _make_attention(core: WorkerCore, cache: KVCacheConfig, max_rows: int) -> tu
     elif core.setup.config.model.spec.encoder is None:
         attention = _grouped_attention(core, states, cache, max_rows)
     else:
-        attention = _encoder_attention(core.setup)
+        attention = _encoder_attention(core.setup, host)
     if core.rank.pcp_size > 1:
         attention = GatheredRowsAttention(attention, core.groups.rows)
     attention, followers = core.model.network.around(attention)
@@ -204,17 +206,19 @@ def _grouped_attention(
     return GroupedAttention(list(places.values()))
 
 
-def _encoder_attention(setup: WorkerSetup) -> Attention:
+def _encoder_attention(setup: WorkerSetup, host: SlotBatch) -> Attention:
     """Return attention of an encoder, which has no cache."""
     # imported lazily: decoders don't need it
     from raycore.encoder.attention import EncoderHeads, make_attention
+    from raycore.parts.pooling.runner import seen_tokens
 
     config = setup.config
     heads = EncoderHeads.of(
         config.model.spec, setup.rank.tp_size, config.scheduler.max_model_len, setup.dtype, setup.device
     )
     is_native = setup.backend.attention_by == "native"
-    return make_attention(heads, is_native=is_native, batch_invariant=config.model.batch_invariant)
+    num_seen = seen_tokens(config.model.spec.pooling, host)
+    return make_attention(heads, is_native=is_native, batch_invariant=config.model.batch_invariant, num_seen=num_seen)
 
 
 def _make_execution(core: WorkerCore, attention: Attention, *, has_graphs: bool) -> StepExecution:

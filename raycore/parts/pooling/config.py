@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from raycore.checkpoint.late_interaction import read_late_interaction
 from raycore.checkpoint.model_spec import pools_by_itself
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.json_fields import JsonFields
@@ -178,6 +180,7 @@ def choose_pooling(options: PoolingConfig, path: Path, config: JsonFields, token
         step_tag_id=settings.step_tag_id,
         returned_token_ids=settings.returned_token_ids,
         class_tokens=_class_tokens(config, tokenizer),
+        late=read_late_interaction(path, _token_ids(tokenizer)),
     )
 
 
@@ -209,10 +212,7 @@ def _class_tokens(config: JsonFields, tokenizer: Path) -> list[int] | None:
     names = config.list_("classifier_from_token") or config.child("text_config").list_("classifier_from_token")
     if not names:
         return None
-    from raycore.text.tokenizer_files import read_tokenizer_files  # imported lazily, because few models need it
-
-    native = read_tokenizer_files(tokenizer).native
-    ids = [native.token_to_id(str(name)) for name in names]
+    ids = list(map(_token_ids(tokenizer), map(str, names)))
     unknown = [name for name, token_id in zip(names, ids, strict=True) if token_id is None]
     if unknown:
         raise InvalidCheckpoint(
@@ -220,6 +220,18 @@ def _class_tokens(config: JsonFields, tokenizer: Path) -> list[int] | None:
             f"{tokenizer}"
         )
     return [token_id for token_id in ids if token_id is not None]
+
+
+def _token_ids(tokenizer: Path) -> Callable[[str], int | None]:
+    """Return what finds tokens of the tokenizer in a directory, which is read once it is asked."""
+
+    @cache
+    def read() -> Any:
+        from raycore.text.tokenizer_files import read_tokenizer_files  # imported lazily, because few models need it
+
+        return read_tokenizer_files(tokenizer).native
+
+    return lambda token: read().token_to_id(token)
 
 
 def check_pooling(chosen: Mapping[str, Any], pooling: PoolingSpec | None, num_context_parts: int) -> None:

@@ -5,18 +5,33 @@ Shape suffixes: T tokens of a step, D hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raycore.messages import StepPlan, StepResult
 from raycore.parts.pooling.layers.pooler import PooledDownload, Pooler
+from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.runner.heads import Head
 from raycore.runner.launched_step import LaunchedStep
-from raycore.step.batch import StepInputs
+from raycore.step.batch import Ints, SlotBatch, StepInputs
 from raycore.step.copies import Download, to_device
 from raycore.step.device_batch import DeviceBatch, StepTensors
+
+
+def seen_tokens(pooling: PoolingSpec | None, host: SlotBatch) -> Callable[[StepInputs], Ints] | None:
+    """Return what counts how many of a prompt's first tokens others see, in an encoder. None: they see all."""
+    late = None if pooling is None else pooling.late
+    if late is None or late.expansion_token is None or late.attends_to_expansion:
+        return None
+
+    def count(step: StepInputs) -> Ints:
+        prompts = zip(step.slots.tolist(), step.counts.tolist(), strict=True)
+        return np.array([late.num_seen(host.token_ids[slot, :num].tolist()) for slot, num in prompts])
+
+    return count
 
 
 class PoolingHead(Head):

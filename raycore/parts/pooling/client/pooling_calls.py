@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+import msgspec
+
 from raycore.client.ask import Ask
 from raycore.client.client import EngineClient
 from raycore.client.collector import Collector
@@ -216,9 +218,14 @@ class PoolingCalls:
         task, similarity = "embed", cosine
         if "embed" not in self._client.checks.pooling.tasks:
             task, similarity = "token_embed", max_similarity
-        texts = list(dict.fromkeys([*first, *second]))
-        prompts = parse_prompts(texts, self._client.tokenizer, how)
-        outputs = dict(zip(texts, self._pool(prompts, params, task, use_tqdm, lora_request), strict=True))
+        params = self._client.checks.resolved_pooling(params, task)
+        kinds = self._client.checks.pooling.kinds
+        of_kind = {kind: msgspec.structs.replace(params, input_type=kind) for kind in kinds}
+        pairs = [((one, kinds[0]), (other, kinds[1])) for one, other in zip(first, second, strict=True)]
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        prompts = parse_prompts([text for text, _ in texts], self._client.tokenizer, how)
+        pooled = self._pool(prompts, [of_kind[kind] for _, kind in texts], task, use_tqdm, lora_request)
+        outputs = dict(zip(texts, pooled, strict=True))
         return [
             ScoringRequestOutput(
                 request_id=outputs[one].request_id,
@@ -226,7 +233,7 @@ class PoolingCalls:
                 prompt_token_ids=outputs[one].prompt_token_ids + outputs[other].prompt_token_ids,
                 metrics=outputs[one].metrics,
             )
-            for one, other in zip(first, second, strict=True)
+            for one, other in pairs
         ]
 
     def _pool(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 
 from raycore.errors import InvalidRequest
 from raycore.json_fields import shortened
 from raycore.parts.pooling.models.pooling import PoolingSpec
-from raycore.pooling_params import PoolingParams
+from raycore.pooling_params import InputType, PoolingParams
 from raycore.sampling_params import checked_int, json_like
 
 _NUM_NAMED = 20
@@ -31,6 +31,10 @@ def resolved_pooling_params(spec: PoolingSpec, params: PoolingParams | None) -> 
     activation: Any = given.use_activation  # users may pass anything
     if activation is not None and not isinstance(activation, bool):
         raise InvalidRequest(f"use_activation={shortened(activation)} isn't True, False or None")
+    if given.input_type not in (None, *get_args(InputType)):
+        raise InvalidRequest(f"input_type={shortened(given.input_type)} isn't 'query', 'document' or None")
+    if given.input_type is not None and spec.late is None:
+        raise InvalidRequest(f"input_type={given.input_type!r}, but this model treats all texts alike: omit it")
     extra = None if given.extra_kwargs is None else json_like("extra_kwargs", given.extra_kwargs)
     return msgspec.structs.replace(
         given,

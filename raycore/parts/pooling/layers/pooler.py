@@ -176,6 +176,10 @@ class Pooler:
                 if wanted.step_tag_id is not None:
                     is_tag = token_ids[slot, start : start + count] == wanted.step_tag_id
                     chunk_TD = _rows(chunk_TD, np.flatnonzero(is_tag))
+                late = self._spec.late
+                if late is not None and token_ids[slot, 1] != late.query_marker:
+                    is_skipped = np.isin(token_ids[slot, start : start + count], late.skipped)
+                    chunk_TD = _rows(chunk_TD, np.flatnonzero(~is_skipped))
                 wanted.parts.append(Download([self._finish(chunk_TD, wanted.recipe)]))
             elif self._spec.sequence == "CLS":
                 if start == 0:

@@ -19,6 +19,7 @@ import msgspec
 
 from raycore.json_fields import JsonFields
 from raycore.models.spec import ModelSpec
+from raycore.parts.pooling.models.late_interaction import LateInteraction
 from raycore.parts.pooling.models.pooling import (
     HeadActivation,
     HeadLinear,
@@ -74,6 +75,8 @@ class PoolingChoice(msgspec.Struct, frozen=True, kw_only=True):
     logit_sigma: float | None = None
     step_tag_id: int | None = None
     returned_token_ids: list[int] | None = None
+    late: LateInteraction | None = None
+    """What the checkpoint wants of queries and documents."""
     class_tokens: list[int] | None = None
     """The ids of the tokens of `classifier_from_token` in config.json."""
 
@@ -228,7 +231,9 @@ def labels_of(config: JsonFields) -> list[str]:
 
 
 def as_chosen(found: PoolingSpec, choice: PoolingChoice) -> PoolingSpec:
-    """Return the description with what users ask for."""
+    """Return the description with what users ask for, and with what a checkpoint of late interaction wants."""
+    if choice.late is not None and "token_embed" in found.tasks:
+        found = _with_late(found, choice.late)
     fields = ("use_activation", "dimensions", "logit_mean", "logit_sigma", "step_tag_id", "returned_token_ids")
     given = {name: getattr(choice, name) for name in fields if getattr(choice, name) is not None}
     if found.classify and isinstance(found.classify[0], HeadRows):
@@ -236,3 +241,12 @@ def as_chosen(found: PoolingSpec, choice: PoolingChoice) -> PoolingSpec:
     if choice.task is not None and choice.task in found.tasks:
         given["tasks"] = [choice.task, *(task for task in found.tasks if task != choice.task)]
     return msgspec.structs.replace(found, **given)
+
+
+def _with_late(found: PoolingSpec, late: LateInteraction) -> PoolingSpec:
+    """Each token has a normalized embedding. Longer texts than the model was made for are cut, not refused."""
+    found = msgspec.structs.replace(found, late=late, tasks=["token_embed"], use_activation=True, max_length=None)
+    if late.projected_size is None:
+        return found
+    head = HeadLinear("linear.weight", late.projected_size, found.embedding_size)
+    return msgspec.structs.replace(found, embed=[head], embedding_size=late.projected_size)

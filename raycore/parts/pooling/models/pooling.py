@@ -12,7 +12,8 @@ from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
-from raycore.pooling_params import PoolingTask
+from raycore.parts.pooling.models.late_interaction import LateInteraction
+from raycore.pooling_params import InputType, PoolingTask
 
 SequencePooling = Literal["LAST", "MEAN", "CLS"]
 """What one result is computed from: the last token's hidden state, the mean of all, or the first token's."""
@@ -112,6 +113,8 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
     """How two texts become a prompt for `score`. pair: as the tokenizer joins pairs. text: one after the other."""
     max_length: int | None = None
     """Maximum number of tokens of a prompt, if that is less than the model's."""
+    late: LateInteraction | None = None
+    """What the model wants of queries and documents. None: it treats all texts alike."""
 
     def head(self, task: PoolingTask) -> list[HeadPart]:
         """Return the parts of the head for a task."""
@@ -124,6 +127,15 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
         if task in ("embed", "token_embed"):
             return "normalize"
         return self.token_class_activation if task == "token_classify" else self.class_activation
+
+    @property
+    def kinds(self) -> tuple[InputType | None, InputType | None]:
+        """What the first and the second text of a pair are."""
+        return (None, None) if self.late is None else ("query", "document")
+
+    def prompt(self, token_ids: list[int], kind: InputType | None) -> list[int]:
+        """Return the prompt of a text's tokens. `kind`: what it is. None: a document, if that matters to the model."""
+        return token_ids if self.late is None else self.late.tokens(token_ids, kind or "document")
 
     def is_per_token(self, task: PoolingTask) -> bool:
         """Whether a task has a result for each token."""

@@ -7,8 +7,8 @@ from typing import Any
 from raycore.errors import InvalidRequest
 from raycore.parts.pooling.client.pooling import resolved
 from raycore.parts.pooling.models.pooling import PoolingSpec
-from raycore.parts.pooling.server.protocol import EmbeddingRequest, PoolingFields
-from raycore.pooling_params import PoolingParams, PoolingTask
+from raycore.parts.pooling.server.protocol import EmbeddingRequest, PoolingFields, PoolingRequest
+from raycore.pooling_params import InputType, PoolingParams, PoolingTask
 from raycore.server.contract.engine import ServingEngine
 from raycore.server.generation.sampling import check_documented
 from raycore.server.http.errors import APIError, as_api_error
@@ -45,7 +45,8 @@ def params_for(engine: ServingEngine, request: PoolingFields, task: PoolingTask 
                     400, f"normalize={request.normalize} contradicts use_activation={use_activation}", param="normalize"
                 )
             use_activation = request.normalize
-    return params_of(engine, task, dimensions, use_activation=use_activation)
+    input_type = request.input_type if isinstance(request, PoolingRequest) else None
+    return params_of(engine, task, dimensions, use_activation=use_activation, input_type=input_type)
 
 
 def params_of(
@@ -54,6 +55,7 @@ def params_of(
     dimensions: int | None,
     *,
     use_activation: bool | None = None,
+    input_type: InputType | None = None,
     dimensions_param: str = "dimensions",
 ) -> PoolingParams:
     """Pooling parameters for a model. Raises APIError if the model can't follow them.
@@ -63,7 +65,7 @@ def params_of(
     size = spec_of(engine).embedding_size
     if dimensions is not None and not 1 <= dimensions <= size:
         raise APIError(400, f"{dimensions_param}={dimensions} isn't in [1, {size}]", param=dimensions_param)
-    params = PoolingParams(task=task, dimensions=dimensions, use_activation=use_activation)
+    params = PoolingParams(task=task, dimensions=dimensions, use_activation=use_activation, input_type=input_type)
     try:
         resolved(params, None, spec_of(engine))
     except InvalidRequest as error:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Discriminator, Field, Tag
 
+from raycore.pooling_params import InputType
 from raycore.server.protocol import Fields, List, Message, Routed, Text, TokenIds
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
@@ -133,6 +134,8 @@ class PoolingRequest(EmbeddingRequest):
 
     task: str | None = None
     """null: the model's first task."""
+    input_type: InputType | None = None
+    """What the input is for a model of late interaction, such as ColBERT. null: a document."""
     data: Any = None
 
 
