@@ -139,6 +139,7 @@ EXPERTS: dict[str, Toy] = {
             "residual_multiplier": 0.5,
         },
         {"num_experts_per_tok": 2, "residual_multiplier": 1.0, "attention_multiplier": 1.0},
+        is_plain=True,
     ),
     # experts without groups after a dense layer
     "hy_v3": Toy(

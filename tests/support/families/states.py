@@ -43,6 +43,7 @@ STATES: dict[str, Toy] = {
             "mlp_bias": True,
         },
         {"rope_parameters.partial_rotary_factor": 1.0, "rms_norm_eps": 0.1},
+        is_plain=True,
     ),
     # layers of Mamba-2, whose heads are divided over ranks while its group isn't; attention isn't rotated
     "granitemoehybrid": Toy(
@@ -81,6 +82,7 @@ STATES: dict[str, Toy] = {
             "attention_multiplier": 0.3,
         },
         {"num_experts_per_tok": 2, "residual_multiplier": 1.0, "attention_multiplier": 1.0},
+        is_plain=True,
     ),
     "granitemoehybrid_groups": Toy(
         "GraniteMoeHybridConfig",
