@@ -39,6 +39,7 @@ NOTES: Mapping[str, str] = {
     "gemma3": "with images",
     "kimi_k25": "the texts",
     "mistral3": "the texts",
+    "nemotron_h": "without the least time (`time_step_min`) that transformers' code has for prompts alone",
     "qwen2_5_vl": "with images",
     "qwen3_5": "the texts",
     "qwen3_5_moe": "the texts",

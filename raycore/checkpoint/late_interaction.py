@@ -17,12 +17,13 @@ _STANFORD_FILE = "artifact.metadata"
 TokenId = Callable[[str], int | None]
 
 
-def read_late_interaction(path: Path, token_id: TokenId) -> LateInteraction | None:
+def read_late_interaction(path: Path, read_tokenizer: Callable[[], TokenId]) -> LateInteraction | None:
     """Return what the checkpoint in the directory `path` wants of queries and documents. None: it isn't one of late
     interaction.
 
     Args:
-        token_id: returns the id of a token of the tokenizer, or None if it has no such token.
+        read_tokenizer: returns what finds the id of a token, or None if the tokenizer has no such token. Called for
+            checkpoints of late interaction only.
 
     Raises:
         InvalidCheckpoint: a file is damaged, or a token isn't the tokenizer's.
@@ -31,9 +32,9 @@ def read_late_interaction(path: Path, token_id: TokenId) -> LateInteraction | No
     if file.is_file():
         fields = JsonFields.read(file)
         if fields.get("model_type") == "ColBERT" or fields.get("query_prefix") is not None:
-            return _pylate(fields, token_id)
+            return _pylate(fields, read_tokenizer())
     file = path / _STANFORD_FILE
-    return _stanford(JsonFields.read(file), token_id) if file.is_file() else None
+    return _stanford(JsonFields.read(file), read_tokenizer()) if file.is_file() else None
 
 
 def _pylate(fields: JsonFields, token_id: TokenId) -> LateInteraction:

@@ -53,7 +53,7 @@ _TEXTS = "for texts, which the engine doesn't compute"
 _UNUSED = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "follow from config.json",
     r".*\.self_attn\.([kvq]_proj\.)?([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
-    r"mtp\..*": _PREDICTORS,
+    r"(.*\.)?mtp(_\w+)?\..*": _PREDICTORS,
     r"t2d": "the inverse of d2t",
 }
 """Names of tensors that may be left out, as regular expressions, and why."""

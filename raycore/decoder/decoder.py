@@ -81,8 +81,10 @@ class Decoder(Network):
         embed_VD, lm_head_VD = weights.embed_VD, weights.lm_head_VD
         self._embed_VD = embed_VD.to(operations.device) if isinstance(embed_VD, Tensor) else None
         self._vocab_start = weights.vocab_start
-        # as transformers multiplies: by a number of the hidden states' dtype
-        self._embedding_multiplier = float(torch.tensor(spec.embedding_multiplier, dtype=self.dtype))
+        multiplier = spec.embedding_multiplier
+        if spec.rounds_embedding_multiplier:
+            multiplier = float(torch.tensor(multiplier, dtype=self.dtype))
+        self._embedding_multiplier = multiplier
         self._logits_multiplier = spec.logits_multiplier
         self._logits_softcap = spec.logits_softcap
         self._has_head = lm_head_VD is not None

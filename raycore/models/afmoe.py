@@ -65,6 +65,7 @@ def _parts(config: JsonFields) -> Parts:
         layer_windows=windows,
         rotations=[None if window is None else rotation for window in windows],
         embedding_multiplier=math.sqrt(config.int_("hidden_size")) if config.bool_("mup_enabled") else 1.0,
+        scales_given_embeddings=True,
         moe=_experts(config),
         names=_NAMES,
     )

@@ -56,6 +56,7 @@ def gemma_parts(config: JsonFields, names: TensorNames = _NAMES, **parts: Any) -
         attention_scale=config.float_("query_pre_attn_scalar") ** -0.5,
         attention_softcap=config.optional_float("attn_logit_softcapping"),
         embedding_multiplier=math.sqrt(config.int_("hidden_size")),
+        rounds_embedding_multiplier=True,
         logits_softcap=config.optional_float("final_logit_softcapping"),
         names=names,
         **parts,

@@ -72,9 +72,7 @@ def mamba2_layers(config: JsonFields) -> Mamba2Spec:
     v_dim = num_values // num_heads if config.get("mamba_d_head") == "auto" else config.int_("mamba_d_head")
     if v_dim * num_heads != num_values:
         raise config.error("mamba_n_heads", f"mamba_expand times hidden_size, {num_values}, divided by mamba_d_head")
-    limits = config.list_("time_step_limit")
-    if limits and [_number(each) for each in limits] != [0.0, math.inf]:
-        raise config.error("time_step_limit", "0 and infinity, because others are known for prompts only")
+    check_time_limits(config)
     return Mamba2Spec(
         layers=state_layers(config),
         num_groups=num_groups,
@@ -84,6 +82,13 @@ def mamba2_layers(config: JsonFields) -> Mamba2Spec:
         conv_size=config.int_("mamba_d_conv", low=2),
         has_conv_bias=config.bool_("mamba_conv_bias"),
     )
+
+
+def check_time_limits(config: JsonFields) -> None:
+    """Raise InvalidCheckpoint if times of Mamba-2 are limited by `time_step_limit`."""
+    limits = config.list_("time_step_limit")
+    if limits and [_number(each) for each in limits] != [0.0, math.inf]:
+        raise config.error("time_step_limit", "0 and infinity, because others are known for prompts only")
 
 
 def _number(value: Any) -> float:

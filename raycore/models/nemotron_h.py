@@ -10,6 +10,7 @@ from typing import Any
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, fields_of, gate, plain_parts
+from raycore.models.granite_hybrid import check_time_limits
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.spec import Parts, Roots, TensorNames
 from raycore.parts.experts.models import (
@@ -52,6 +53,7 @@ _KEYS = {
     "mamba_n_groups": "n_groups",
     "mamba_d_conv": "conv_kernel",
     "mamba_conv_bias": "use_conv_bias",
+    "mamba_dt_limit": "time_step_limit",
 }
 """What config.json calls what is called otherwise here, in other versions of it or in all families."""
 _TYPES = {
@@ -99,11 +101,14 @@ def _parts(config: JsonFields) -> Parts:
             raise config.error(key, "false")
     if config.get("mamba_hidden_act") != "silu":
         raise config.error("mamba_hidden_act", "silu, which layers of Mamba-2 need")
+    check_time_limits(config)
     has_bias, has_experts = config.bool_("mlp_bias"), "moe" in types
     if has_bias and has_experts:
         raise config.error("mlp_bias", "false in a model with experts")
     return plain_parts(
         config,
+        qkv_bias=config.bool_("attention_bias"),
+        o_bias=config.bool_("attention_bias"),
         mlp_bias=has_bias,
         gate=gate(config, "mlp_hidden_act"),
         is_gated=False,
@@ -129,6 +134,7 @@ def _state(config: JsonFields, layers: list[bool]) -> Mamba2Spec | None:
             num_groups=num_groups,
             has_conv_bias=config.bool_("use_conv_bias"),
             block="mixer",
+            size_keys=("mamba_num_heads", "n_groups"),
         )
         if any(layers)
         else None

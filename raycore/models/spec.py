@@ -222,6 +222,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     state: StateSpec | None = None
     """The layers that keep a state instead of keys and values. None: all layers have attention."""
     embedding_multiplier: float = 1.0
+    rounds_embedding_multiplier: bool = False
+    """Whether the multiplier is rounded to the dtype of the hidden states, as in transformers' code of Gemma."""
     scales_given_embeddings: bool = False
     """Whether embeddings that a request brings are multiplied, too, as in transformers' code of the architecture."""
     residual_multiplier: float = 1.0

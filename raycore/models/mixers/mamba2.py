@@ -34,11 +34,15 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
     """Times are limited to this range, after softplus."""
     block: str = "mamba"
     """What the names of its tensors begin with."""
+    size_keys: tuple[str, str] = ("mamba_n_heads", "mamba_n_groups")
+    """What config.json calls the numbers of heads and of groups."""
 
     computed_by: ClassVar[str] = "raycore.decoder.mamba2_mixer.Mamba2Mixer"
     weights_class: ClassVar[str] = "raycore.decoder.mamba2_mixer.Mamba2Weights"
     recurrence: ClassVar[str] = "raycore.state.mamba2.Mamba2Recurrence"
-    refused_adapters: ClassVar[Mapping[str, str]] = {"mamba": "adapters of layers that keep a state aren't supported"}
+    refused_adapters: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("mamba", "mixer.in_proj", "mixer.out_proj"), "adapters of layers that keep a state aren't supported"
+    )
 
     @property
     def num_channels(self) -> int:
@@ -48,8 +52,8 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
     @property
     def split_sizes(self) -> dict[str, int]:
         if self.num_groups == 1:
-            return {"mamba_n_heads": self.num_v_heads}
-        return {"mamba_n_groups": self.num_groups}
+            return {self.size_keys[0]: self.num_v_heads}
+        return {self.size_keys[1]: self.num_groups}
 
     def of_rank(self, tp_size: int) -> Mamba2Spec:
         num_groups = max(1, self.num_groups // tp_size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -180,7 +180,7 @@ def choose_pooling(options: PoolingConfig, path: Path, config: JsonFields, token
         step_tag_id=settings.step_tag_id,
         returned_token_ids=settings.returned_token_ids,
         class_tokens=_class_tokens(config, tokenizer),
-        late=read_late_interaction(path, _token_ids(tokenizer)),
+        late=read_late_interaction(path, partial(_token_ids, tokenizer)),
     )
 
 
@@ -223,15 +223,10 @@ def _class_tokens(config: JsonFields, tokenizer: Path) -> list[int] | None:
 
 
 def _token_ids(tokenizer: Path) -> Callable[[str], int | None]:
-    """Return what finds tokens of the tokenizer in a directory, which is read once it is asked."""
+    """Return what finds the ids of tokens of the tokenizer in a directory."""
+    from raycore.text.tokenizer_files import read_tokenizer_files  # imported lazily, because few models need it
 
-    @cache
-    def read() -> Any:
-        from raycore.text.tokenizer_files import read_tokenizer_files  # imported lazily, because few models need it
-
-        return read_tokenizer_files(tokenizer).native
-
-    return lambda token: read().token_to_id(token)
+    return read_tokenizer_files(tokenizer).native.token_to_id
 
 
 def check_pooling(chosen: Mapping[str, Any], pooling: PoolingSpec | None, num_context_parts: int) -> None:

@@ -158,6 +158,7 @@ STATES: dict[str, Toy] = {
             "layers_block_type": [*("linear_attention", "moe", "full_attention"), *("mlp", "linear_attention", "moe")],
             "num_key_value_heads": 2,
             "head_dim": 32,
+            "attention_bias": True,
             "mamba_num_heads": 8,
             "mamba_head_dim": 12,
             "n_groups": 4,

@@ -25,12 +25,16 @@ def test_damaged_files_are_named(tmp_path: Path, file: str, content: dict[str, A
     (tmp_path / file).write_text(json.dumps(content))
     tokens = {"[Q] ": 1, "[D] ": 2, "[unused0]": 3, "[unused1]": 4, "[MASK]": 5}
     with pytest.raises(InvalidCheckpoint) as raised:
-        read_late_interaction(tmp_path, tokens.get)
+        read_late_interaction(tmp_path, lambda: tokens.get)
     for each in (file, fragment):
         assert each in str(raised.value)
 
 
+def no_tokenizer() -> Any:
+    raise AssertionError("other checkpoints need no tokenizer")
+
+
 def test_other_checkpoints_have_no_such_files(tmp_path: Path) -> None:
-    assert read_late_interaction(tmp_path, {}.get) is None
+    assert read_late_interaction(tmp_path, no_tokenizer) is None
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"prompts": {"query": "query: "}}))
-    assert read_late_interaction(tmp_path, {}.get) is None
+    assert read_late_interaction(tmp_path, no_tokenizer) is None

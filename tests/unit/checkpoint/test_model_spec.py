@@ -197,6 +197,22 @@ def test_what_logits_are_multiplied_by_and_capped_at_follows_the_config(
     assert (spec.logits_multiplier, spec.logits_softcap) == expected
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config", "expected"),
+    [
+        ("LlamaForCausalLM", {}, (1.0, False, False)),
+        ("GraniteForCausalLM", {"embedding_multiplier": 12.1}, (12.1, False, True)),
+        ("Gemma2ForCausalLM", {"hidden_size": 48}, (48**0.5, True, False)),
+        ("AfmoeForCausalLM", {"hidden_size": 48, "mup_enabled": True}, (48**0.5, False, True)),
+    ],
+)
+def test_what_embeddings_are_multiplied_by_follows_the_config(
+    tmp_path: Path, architecture: str, config: dict[str, Any], expected: tuple[float, bool, bool]
+) -> None:
+    spec = spec_of(tmp_path, architecture, **config)
+    assert (spec.embedding_multiplier, spec.rounds_embedding_multiplier, spec.scales_given_embeddings) == expected
+
+
 SLIDING = {"use_sliding_window": True, "sliding_window": 8}
 TYPES = ["full_attention", "sliding_attention", "full_attention"]
 

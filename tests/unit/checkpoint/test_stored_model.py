@@ -272,6 +272,8 @@ def test_known_tensors_without_use_are_logged(tmp_path: Path, caplog: pytest.Log
         f"{LAYER}self_attn.rotary_emb.inv_freq",
         f"{LAYER}self_attn.k_scale",
         "mtp.layers.0.mlp.up_proj.weight",
+        "model.mtp_block.0.mlp.up_proj.weight",
+        "model.mtp_emb_norm.0.weight",
         "lm_head.bias",  # some tools for quantization write zeros
     ]
     tensors = make(SPEC) | dict.fromkeys(names, np.zeros(2, np.float32))

@@ -258,3 +258,14 @@ def test_only_layers_with_experts_are_shared_and_only_their_networks_send_weight
         sent = [*network.dense_tensors()]
         assert all(np.prod(each.shape) for each in sent)
         assert sum(each.numel() for each in sent) < sum(each.numel() for each in weight_tensors(network).values())
+
+
+@pytest.mark.parametrize("is_rounded", [False, True])
+def test_embeddings_are_multiplied_by_a_rounded_number_if_the_family_rounds_it(is_rounded: bool) -> None:
+    dtype, multiplier = torch.bfloat16, 3072**0.5
+    plain = Decoder(SPEC, make_weights(SPEC, dtype), TensorParallel(), Operations(CPU))
+    spec = msgspec.structs.replace(SPEC, embedding_multiplier=multiplier, rounds_embedding_multiplier=is_rounded)
+    decoder = Decoder(spec, make_weights(spec, dtype), TensorParallel(), Operations(CPU))
+    ids = torch.arange(SPEC.vocab_size)
+    expected = plain.embed(ids).float() * (55.5 if is_rounded else multiplier)
+    assert torch.equal(decoder.embed(ids), expected.to(dtype))

@@ -21,6 +21,7 @@ def test_layers_of_nemotron_h_have_types_or_a_pattern(tmp_path: Path) -> None:
     assert [[*spec.norms(layer).given] for layer in range(4)] == [["norm"]] * 4
     assert isinstance(spec.state, Mamba2Spec)
     assert (spec.state.layers, spec.state.num_groups, spec.state.block) == ([True] + [False] * 3, 4, "mixer")
+    assert spec.state.split_sizes == {"n_groups": 4}
     assert [mixer.is_null for mixer in spec.mixers] == [False, True, False, True]
     assert [part.is_null for part in spec.feed_forwards] == [True, False, True, False]
     assert spec.moe is not None
@@ -30,6 +31,8 @@ def test_layers_of_nemotron_h_have_types_or_a_pattern(tmp_path: Path) -> None:
         assert spec_of(tmp_path, NEMOTRON_H, layers_block_type=types, n_groups=4) == spec
     dense = spec_of(tmp_path, NEMOTRON_H, hybrid_override_pattern="M-*-", layer_norm_epsilon=1e-3, mlp_bias=True)
     assert (dense.moe, dense.rms_norm_eps, dense.mlp_bias) == (None, 1e-3, True)
+    biased = spec_of(tmp_path, NEMOTRON_H, attention_bias=True)
+    assert (biased.qkv_bias, biased.o_bias, biased.mlp_bias) == (True, True, False)
     assert spec_of(tmp_path, NEMOTRON_H, moe_latent_size=12, hybrid_override_pattern="*E").moe.inner_size == 12
 
 
@@ -42,6 +45,8 @@ def test_layers_of_nemotron_h_have_types_or_a_pattern(tmp_path: Path) -> None:
         ({"mamba_hidden_act": "gelu"}, "mamba_hidden_act='gelu': expected silu"),
         ({"mlp_bias": True}, "mlp_bias=True: expected false in a model with experts"),
         ({"mlp_hidden_act": "tanh"}, "mlp_hidden_act='tanh': expected one of"),
+        ({"time_step_limit": [0.0, 0.1]}, "time_step_limit=.*: expected 0 and infinity"),
+        ({"mamba_dt_limit": [0.001, 0.1]}, "time_step_limit=.*: expected 0 and infinity"),
         ({"n_groups": 3}, "n_groups=3: expected a divisor of mamba_num_heads=128"),
     ],
 )

@@ -187,6 +187,14 @@ def test_a_sharded_state_of_another_model_is_refused_with_both_models(saved: Pat
     check_saved_state(saved, PATTERN, msgspec.structs.replace(PLAIN, rotations=rotations), Division(2))
 
 
+def test_a_sharded_state_whose_layers_have_other_parts_is_refused(saved: Path) -> None:
+    other = msgspec.structs.replace(PLAIN, is_gated=False, parts_alone=["mixer", "feed_forward"])
+    with pytest.raises(
+        InvalidCheckpoint, match=r"is_gated=True instead of False, parts_alone=\[\] instead of \['mixer'"
+    ):
+        check_saved_state(saved, PATTERN, other, Division(2))
+
+
 def test_the_biases_and_head_of_a_sharded_state_are_read_from_its_files(saved: Path) -> None:
     other = msgspec.structs.replace(PLAIN, qkv_bias=True, tie_word_embeddings=True)
     assert check_saved_state(saved, PATTERN, other, Division(2)) == PLAIN
