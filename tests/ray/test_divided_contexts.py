@@ -266,8 +266,8 @@ def test_latents_of_batched_requests_give_the_same_bits_as_each_request_alone(
 
 
 def test_engines_that_share_experts_divide_contexts(ray_cluster, tmp_path, monkeypatch) -> None:
-    name, options = FAMILIES["mixtral"]
-    monkeypatch.setitem(FAMILIES, "mixtral", (name, options | {"num_key_value_heads": 1}))
+    toy = FAMILIES["mixtral"]
+    monkeypatch.setitem(FAMILIES, "mixtral", toy._replace(settings={**toy.settings, "num_key_value_heads": 1}))
     path = make_checkpoint("mixtral", tmp_path)
     shape = SHAPES[0] | {"data_parallel_size": 2, "enable_expert_parallel": True}
     with start(path, standby_delay_s=None, **shape) as llm:
@@ -292,8 +292,8 @@ def test_embeddings_of_prompts_are_computed_as_their_tokens(ray_cluster, checkpo
     ("shape", "is_async"), [(SHAPES[0] | {"enable_expert_parallel": True}, True), (SHAPES[1], False)], ids=IDS
 )
 def test_states_drafts_and_experts_go_together(ray_cluster, tmp_path, monkeypatch, shape, is_async) -> None:
-    name, options = FAMILIES["qwen3_next"]
-    monkeypatch.setitem(FAMILIES, "qwen3_next", (name, options | {"num_key_value_heads": 1}))
+    toy = FAMILIES["qwen3_next"]
+    monkeypatch.setitem(FAMILIES, "qwen3_next", toy._replace(settings={**toy.settings, "num_key_value_heads": 1}))
     path = make_checkpoint("qwen3_next", tmp_path)
     expected = reference(path)
     guesses = {"speculative_config": NGRAM | {"prompt_lookup_min": 1}, "async_scheduling": is_async}
