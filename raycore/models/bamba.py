@@ -35,7 +35,11 @@ _NAMES = TensorNames(
 
 
 def _convert(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what is in config.json, with each layer's type, of which only those with attention are listed."""
+    """Return what is in config.json, with each layer's type, of which only those with attention are listed.
+
+    How much of a head is rotated is only read with the other parameters of the rotation, as in transformers.
+    """
+    config = {key: value for key, value in config.items() if key != "partial_rotary_factor"}
     fields = fields_of(config, _DEFAULTS)
     full = fields.list_("attn_layer_indices") or []
     layers = range(fields.int_("num_hidden_layers"))

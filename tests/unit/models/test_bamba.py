@@ -20,3 +20,12 @@ def test_the_layers_of_bamba_with_attention_are_listed(tmp_path: Path) -> None:
     assert spec.rotations == [Rotation(10000.0, fraction=0.5)] * 3
     with pytest.raises(InvalidCheckpoint, match="one of these at least"):
         spec_of(tmp_path, "BambaForCausalLM", num_hidden_layers=3)
+
+
+def test_half_of_each_head_of_bamba_is_rotated_whatever_is_beside_it(tmp_path: Path) -> None:
+    layers = {"num_hidden_layers": 2, "attn_layer_indices": [1]}
+    given = spec_of(tmp_path, "BambaForCausalLM", **layers, partial_rotary_factor=0.25)
+    assert given.rotations == [Rotation(10000.0, fraction=0.5)] * 2
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    within = spec_of(tmp_path, "BambaForCausalLM", **layers, rope_parameters=rope, partial_rotary_factor=1.0)
+    assert within.rotations == [Rotation(10000.0, fraction=0.25)] * 2
