@@ -49,8 +49,19 @@ _DEFAULTS = {
 
 
 def latent_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what is in config.json, with the one key that is rotated, for all query heads, as the key-value head."""
+    """Return what is in config.json, with the one key that is rotated, for all query heads, as the key-value head.
+
+    All of this key is rotated. `partial_rotary_factor`, which some files have, is left out: it is of whole heads.
+    """
+    config = _without_fraction(config)
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(config.get(key), dict):
+            config[key] = _without_fraction(config[key])
     return {**config, "head_dim": config.get("qk_rope_head_dim", 64), "num_key_value_heads": 1}
+
+
+def _without_fraction(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in values.items() if key != "partial_rotary_factor"}
 
 
 def latent_parts(config: JsonFields, router: ExpertChoice, *, is_adjacent: bool, sparse: list[bool]) -> Parts:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from raycore.json_fields import JsonFields
@@ -46,15 +44,6 @@ _DEFAULTS = {
 }
 
 
-def _convert(config: dict[str, Any]) -> dict[str, Any]:
-    """Return what is in config.json, where the rotated part of heads is the whole of what is rotated."""
-    config = latent_config(config)
-    for key in ("rope_parameters", "rope_scaling"):
-        if isinstance(config.get(key), dict):
-            config[key] = {name: value for name, value in config[key].items() if name != "partial_rotary_factor"}
-    return config
-
-
 def _parts(config: JsonFields) -> Parts:
     num_groups, num_chosen_groups = check_groups(config)
     router = ExpertChoice(
@@ -68,4 +57,4 @@ def _parts(config: JsonFields) -> Parts:
     return msgspec.structs.replace(parts, query_scale=query_scale(config))
 
 
-MISTRAL4 = Family(_DEFAULTS, _parts, _convert)
+MISTRAL4 = Family(_DEFAULTS, _parts, latent_config)

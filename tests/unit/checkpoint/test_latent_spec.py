@@ -78,6 +78,24 @@ def test_an_mscale_all_dim_below_0_is_refused(tmp_path: Path, wrong: object) -> 
         spec_of(tmp_path, "DeepseekV3ForCausalLM", **V3 | {"rope_scaling": YARN | {"mscale_all_dim": wrong}})
 
 
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        *("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "Mistral4ForCausalLM"),
+        "BailingHybridForCausalLM",
+    ],
+)
+@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling", None])
+def test_the_rotated_part_of_latent_heads_is_rotated_whole(tmp_path: Path, architecture: str, key: str | None) -> None:
+    rope = YARN | {"rope_theta": 10000.0}
+    half = {"partial_rotary_factor": 0.5}
+    config = SIZES | {"num_hidden_layers": 6, "n_group": 4, "topk_group": 2}
+    plain = spec_of(tmp_path, architecture, **config, **({} if key is None else {key: rope}))
+    changed = half if key is None else {key: rope | half}
+    assert spec_of(tmp_path, architecture, **config, **changed) == plain
+    assert plain.rotations[0].num_components(plain.head_dim) == 64
+
+
 def test_kimi_k2_is_a_deepseek_v3(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, "DeepseekV3ForCausalLM", **SIZES, model_type="kimi_k2", n_group=1, topk_group=1)
     assert spec.model_type == "kimi_k2"
