@@ -16,7 +16,7 @@ import hashlib
 import logging
 import mmap
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -41,12 +41,8 @@ _GGUF_NUMBERS = tuple(BLOCKS)
 _INTEGERS = ("I64", "I32")
 _BYTES = ("U8",)
 _COMPARED_BYTES = 16 << 20
-_BIASED = {
-    "qkv_bias": ("q_proj", "k_proj", "v_proj", "qkv_proj", "q_a_proj", "kv_a_proj_with_mqa"),
-    "o_bias": ("o_proj",),
-    "mlp_bias": ("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
-}
-"""The projections that have a bias or have none together, by the field of `ModelSpec`."""
+_BIASES = ("qkv_bias", "o_bias", "mlp_bias")
+"""Fields of `ModelSpec`. The projections of each have a bias or have none together."""
 _PREDICTORS = "layers that predict further tokens, which aren't supported"
 _IMAGES = "for images, which the engine doesn't get"
 _TEXTS = "for texts, which the engine doesn't compute"
@@ -116,7 +112,7 @@ def _as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
     names = spec.names
     if spec.encoder is not None:
         return _encoder_as_stored(spec, tensors, path)
-    spec = _with_biases(spec, tensors, path, names.layers)
+    spec = _with_biases(spec, tensors, path, [names.layer(layer) for layer in range(spec.num_layers)])
     if spec.pooling is not None:
         spec = msgspec.structs.replace(spec, pooling=spec.pooling.with_biases(tensors.__contains__))
     own_head = _stored_head(spec, tensors) if spec.pooling is None else None
@@ -143,7 +139,7 @@ def _encoder_as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSp
 
 def _head_as_stored(head: Eagle3Spec, spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
     prefix = layer_prefix(tensors.__contains__)
-    spec = _with_biases(spec, tensors, path, prefix)
+    spec = _with_biases(spec, tensors, path, [prefix])
     _check(dict(eagle3_tensors(spec, head, tensors.__contains__, prefix)), spec, tensors, path)
     return spec
 
@@ -174,22 +170,44 @@ def _with_prefixes(spec: ModelSpec, tensors: Tensors) -> ModelSpec:
     return msgspec.structs.replace(spec, vision=vision)
 
 
-def _with_biases(spec: ModelSpec, tensors: Tensors, path: Path, layers: str) -> ModelSpec:
-    """Return the description with the biases that the files have in any layer. `layers`: prefix of layers' names."""
-    found = {
-        name.rsplit(".", 2)[1]: tensor
-        for name, tensor in tensors.items()
-        if name.endswith(".bias") and name.startswith(layers) and ".experts." not in name
-    }
-    stored = {kind: any(each in found for each in projections) for kind, projections in _BIASED.items()}
-    changed = {kind: has_bias for kind, has_bias in stored.items() if has_bias != getattr(spec, kind)}
-    for kind, has_bias in changed.items():
+def _with_biases(spec: ModelSpec, tensors: Tensors, path: Path, prefixes: Sequence[str]) -> ModelSpec:
+    """Return the description with the biases that the files have in any layer.
+
+    `prefixes`: by layer, of the names of its tensors.
+    """
+    fitted = spec
+    for kind in _BIASES:
+        biases = _biases(spec, kind, prefixes)
+        has_bias = any(each in tensors for each in biases)
+        if not biases or has_bias == getattr(spec, kind):
+            continue
+        projections = dict.fromkeys(each.rsplit(".", 2)[1] for each in biases)
         logger.warning(
             "%s says that %s have %s bias, and the files have %s: the model is computed %s it",
-            *(path / "config.json", "/".join(_BIASED[kind]), "no" if has_bias else "a"),
+            *(path / "config.json", "/".join(projections), "no" if has_bias else "a"),
             *("one" if has_bias else "none", "with" if has_bias else "without"),
         )
-    return msgspec.structs.replace(spec, **changed)
+        fitted = msgspec.structs.replace(fitted, **{kind: has_bias})
+    return fitted
+
+
+def _biases(spec: ModelSpec, kind: str, prefixes: Sequence[str]) -> list[str]:
+    """Return the tensors that the model has if the field `kind` says so, and otherwise doesn't have."""
+    without, biased = (
+        _tensors_of_linears(msgspec.structs.replace(spec, **{kind: each}), prefixes) for each in (False, True)
+    )
+    return [name for name in biased if name not in without]
+
+
+def _tensors_of_linears(spec: ModelSpec, prefixes: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of all layers' linear layers, by name."""
+    return {
+        f"{prefix}{name}": shape
+        for layer, prefix in enumerate(prefixes)
+        for part in (spec.mixers[layer], spec.feed_forwards[layer])
+        for linear in part.linears(spec)
+        for name, shape in linear.tensors()
+    }
 
 
 def _stored_head(spec: ModelSpec, tensors: Tensors) -> StoredTensor | None:

@@ -20,6 +20,7 @@ STATES: dict[str, Toy] = {
             "head_dim": 24,
             "short_conv_kernel_size": 3,
             "kda_lower_bound": -2.0,
+            "attention_bias": True,
             "num_local_experts": 8,
             "num_experts_per_tok": 3,
             "moe_intermediate_size": 32,

@@ -18,6 +18,7 @@ from raycore.checkpoint.stages import Stage, split_layers
 from raycore.checkpoint.tensor_shapes import model_tensors
 from raycore.demo import DEMO_MODEL_DIR
 from raycore.errors import InvalidCheckpoint
+from raycore.models.mixers.latent import LatentHeads
 from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ModelSpec, Roots, TensorNames
 from raycore.parts.drafts.checkpoint import Eagle3Spec
@@ -41,6 +42,13 @@ QWEN = msgspec.structs.replace(SPEC, architecture="Qwen3MoeForCausalLM", moe=MOE
 MIXTRAL = msgspec.structs.replace(
     SPEC, architecture="MixtralForCausalLM", moe=msgspec.structs.replace(MOE, sparse_layers=[True, True])
 )
+LATENT = msgspec.structs.replace(
+    SPEC,
+    num_kv_heads=1,
+    latent=LatentHeads(rank=4, plain_dim=4, rotated_dim=4, value_dim=2, block="attention"),
+    names=TensorNames(q="attention.q_proj", o="attention.dense", down="mlp.dense_4h_to_h"),
+)
+"""With other names of projections."""
 GPT_OSS = msgspec.structs.replace(
     SPEC,
     moe=msgspec.structs.replace(
@@ -186,26 +194,29 @@ def test_a_missing_lm_head_is_refused_naming_tie_word_embeddings(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("kind", "projections"),
+    ("spec", "kind", "projections"),
     [
-        ("qkv_bias", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
-        ("o_bias", ["self_attn.o_proj"]),
-        ("mlp_bias", ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]),
+        (SPEC, "qkv_bias", ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]),
+        (SPEC, "o_bias", ["self_attn.o_proj"]),
+        (SPEC, "mlp_bias", ["mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"]),
+        (LATENT, "qkv_bias", ["attention.kv_a_proj_with_mqa"]),
+        (LATENT, "o_bias", ["attention.dense"]),
+        (LATENT, "mlp_bias", ["mlp.gate_proj", "mlp.up_proj", "mlp.dense_4h_to_h"]),
     ],
 )
 def test_the_spec_has_the_biases_that_the_files_have(
-    tmp_path: Path, kind: str, projections: list[str], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, spec: ModelSpec, kind: str, projections: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    biased = msgspec.structs.replace(SPEC, **{kind: True})
+    biased = msgspec.structs.replace(spec, **{kind: True})
     tensors = make(biased)
-    assert fit_model(SPEC, write(tmp_path, tensors)) == biased
-    assert f"{projections[0].rpartition('.')[2]}" in caplog.text
+    assert fit_model(spec, write(tmp_path, tensors)) == biased
+    assert f"that {'/'.join(each.rpartition('.')[2] for each in projections)} have no bias" in caplog.text
     assert "computed with it" in caplog.text
-    assert fit_model(biased, write(tmp_path, make(SPEC))) == SPEC
+    assert fit_model(biased, write(tmp_path, make(spec))) == spec
     assert "computed without it" in caplog.text
     # a bias that only some have is no model's
     del tensors[f"{LAYER}{projections[-1]}.bias"]
-    assert f"{LAYER}{projections[-1]}.bias" in message(SPEC, write(tmp_path, tensors))
+    assert f"{LAYER}{projections[-1]}.bias" in message(spec, write(tmp_path, tensors))
 
 
 @pytest.mark.parametrize(
