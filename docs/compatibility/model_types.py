@@ -36,6 +36,7 @@ OTHER_TYPES = (
 )
 
 NOTES: Mapping[str, str] = {
+    "bailing_hybrid": "only if the gates of experts have no limits",
     "gemma3": "with images",
     "kimi_k25": "the texts",
     "mistral3": "the texts",

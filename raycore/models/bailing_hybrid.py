@@ -48,6 +48,19 @@ _DEFAULTS = {
     "bos_token_id": None,
     "eos_token_id": 156895,
 }
+_KNOWN = {
+    "no_kda_lora": True,
+    "gated_attention_proj_granularity_type": "head_wise",
+    "rope_interleave": True,
+    "moe_router_enable_expert_bias": True,
+    "score_function": "sigmoid",
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "hidden_act": "silu",
+}
+"""Settings that files have, and what they are in all of transformers' models."""
+_LIMITS = ("expert_swiglu_limit_list", "share_expert_swiglu_limit_list")
+"""What the gates of experts are limited to, by layer."""
 _BLOCK = "attention"
 _NAMES = TensorNames(q=f"{_BLOCK}.q_proj", o=f"{_BLOCK}.dense", embed="word_embeddings")
 _EXPERT_NAMES = ExpertNames(correction="gate.expert_bias")
@@ -61,6 +74,9 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
     # transformers saves the size of a rotated key as that of a head
     config.setdefault("linear_head_dim", fields.int_("head_dim"))
     if fields.get("layer_types") is None:
+        if num_layers % every:
+            # such layers after the last group have attention in some code, and a state in other code
+            raise fields.error("num_hidden_layers", f"a multiple of layer_group_size={every}, or layer_types")
         config["layer_types"] = [
             "linear_attention" if (layer + 1) % every else "full_attention" for layer in range(num_layers)
         ]
@@ -72,8 +88,7 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(config: JsonFields) -> Parts:
-    if config.get("hidden_act") != "silu":
-        raise config.error("hidden_act", "silu")
+    _check(config)
     head_dim = config.int_("linear_head_dim")
     state = KdaSpec(
         layers=state_layers(config),
@@ -94,6 +109,22 @@ def _parts(config: JsonFields) -> Parts:
         moe=None if parts.moe is None else msgspec.structs.replace(parts.moe, names=_EXPERT_NAMES),
         names=_NAMES,
     )
+
+
+def _check(config: JsonFields) -> None:
+    """Raise InvalidCheckpoint if config.json says that the model computes something else than is computed here."""
+    for key, expected in _KNOWN.items():
+        if config.get(key) not in (None, expected):
+            raise config.error(key, str(expected).lower() if expected is True else expected)
+    for key in _LIMITS:
+        limits = config.get(key)
+        if any(limits if isinstance(limits, list) else [limits]):
+            raise config.error(key, "none, or 0 for every layer, because gates with a limit aren't supported")
+    size, num_shared = config.int_("moe_intermediate_size"), config.optional_int("n_shared_experts", low=0) or 0
+    # of one shared expert, or of all
+    if config.get("moe_shared_expert_intermediate_size") not in (None, size, size * num_shared):
+        expected = f"moe_intermediate_size={size}, or that times the number of shared experts, {num_shared}"
+        raise config.error("moe_shared_expert_intermediate_size", expected)
 
 
 def _least_decay(config: JsonFields) -> float:

@@ -86,6 +86,7 @@ from raycore.parts.images.models import without_vision
 FAMILIES: Mapping[str, Family] = {
     "AfmoeForCausalLM": AFMOE,
     "BailingHybridForCausalLM": BAILING_HYBRID,
+    "BailingMoeV3ForCausalLM": BAILING_HYBRID,
     "BambaForCausalLM": BAMBA,
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
