@@ -42,7 +42,10 @@ _COMPRESSED_TENSORS = (
     "input_scale",  # of inputs that all have one scale: here, each row has its own, which is more precise
     *("weight_global_scale", "weight_scale_2", "input_global_scale"),  # of numbers of 4 bits
 )
-_FP8_TENSORS = ("weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale", "input_scale_ub")
+_FP8_TENSORS = (
+    *("weight", "weight_scale", "weight_scale_inv", "input_scale", "activation_scale", "input_scale_ub"),
+    "weight_zero_point",  # as above
+)
 _FP8_SCALES = ("weight_scale", "weight_scale_inv")
 """What tools call the scales of weights in fp8. Both are what the stored numbers are multiplied by."""
 

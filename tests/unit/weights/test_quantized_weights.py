@@ -21,6 +21,7 @@ from torch import Tensor
 
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stages import split_layers
+from raycore.checkpoint.stored_model import fit_model
 from raycore.errors import InvalidCheckpoint
 from raycore.models.spec import ModelSpec
 from raycore.weights.checkpoint_reader import CheckpointReader
@@ -127,6 +128,18 @@ def test_quantized_fp8_weights_can_stay_in_fp8(tmp_path: Path, checkpoint: str) 
     for weight, numbers in ((found.mixer.qkv_OD, expected.mixer.qkv_OD), (found.mixer.o_DO, expected.mixer.o_DO)):
         assert isinstance(weight, Fp8Weight)
         assert torch.equal((weight.values_OI.float() * weight.scales_O.unsqueeze(1)).bfloat16(), numbers)
+
+
+@pytest.mark.parametrize("checkpoint", ["compressed-tensors-fp8", "compressed-tensors-int8"])
+def test_zero_points_of_symmetric_weights_are_left_out(tmp_path: Path, checkpoint: str) -> None:
+    """Old versions of compressed-tensors wrote them, all zero."""
+    shutil.copytree(WRITTEN / checkpoint, tmp_path, dirs_exist_ok=True)
+    stored = load_file(tmp_path / "model.safetensors")
+    scales = {name: each for name, each in stored.items() if name.endswith("weight_scale")}
+    assert scales
+    stored |= {name.replace("weight_scale", "weight_zero_point"): torch.zeros_like(scales[name]) for name in scales}
+    save_file(stored, tmp_path / "model.safetensors")
+    fit_model(load_model_spec(tmp_path), tmp_path)
 
 
 def test_quantized_integers_are_not_rounded_to_fp8_without_a_request() -> None:
