@@ -267,7 +267,8 @@ def _group_scheme(group: JsonFields, formatted: JsonFields) -> WeightScheme:
     weights, layout = group.child("weights"), formatted.get("format")
     _require(weights, "dynamic", None, False)
     if layout == "float-quantized":
-        return _float_scheme(weights, group.child("input_activations"))
+        has_inputs = group.get("input_activations") is not None
+        return _float_scheme(weights, [group.child("input_activations")] if has_inputs else [])
     if layout in _FP4_GROUPS:
         return _fp4_scheme(weights, _FP4_GROUPS[layout])
     if layout == "mxfp8-quantized":
@@ -296,13 +297,15 @@ def _group_scheme(group: JsonFields, formatted: JsonFields) -> WeightScheme:
     return WeightScheme("packed", weights.get("num_bits"), group_size, symmetric, is_ordered, row_bits=row_bits)
 
 
-def _float_scheme(weights: JsonFields, activations: JsonFields) -> WeightScheme:
-    for fields in (weights, activations):
+def _float_scheme(weights: JsonFields, activations: list[JsonFields]) -> WeightScheme:
+    """`activations`: none if inputs keep 16 bits."""
+    for fields in (weights, *activations):
         _require(fields, "num_bits", 8)
         _require(fields, "type", "float")
         _require(fields, "symmetric", True)
     _require(weights, "strategy", "channel", "tensor", "block")
-    _require(activations, "dynamic", True, False)
+    for fields in activations:
+        _require(fields, "dynamic", True, False)
     block = _block(weights, "block_structure") if weights.get("strategy") == "block" else None
     return WeightScheme("float8", 8, block=block)
 

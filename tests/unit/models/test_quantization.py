@@ -65,6 +65,13 @@ def test_fp8_checkpoints_of_compressed_tensors_are_recognized() -> None:
         assert found.scheme_of("lm_head") is None
 
 
+def test_inputs_of_weights_in_fp8_may_keep_16_bits() -> None:
+    group = {"targets": ["Linear"], "weights": WEIGHTS, "input_activations": None}
+    found = parse_quantization(config(config_groups={"group_0": group}))
+    assert found is not None
+    assert found.scheme_of("model.layers.3.mlp.up_proj") == WeightScheme("float8", 8)
+
+
 @pytest.mark.parametrize(
     ("layer", "scheme"),
     [
