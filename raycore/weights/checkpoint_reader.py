@@ -23,7 +23,11 @@ from raycore.weights.gguf_slice import GgufMapping, GgufSlice
 
 READABLE = (torch.float32, torch.bfloat16, torch.float16)
 """The dtypes of tensors that aren't quantized."""
-ANY_DTYPE = (*READABLE, torch.float8_e4m3fn, torch.int64, torch.int32, torch.int8, torch.uint8)
+ANY_DTYPE = (
+    *READABLE,
+    *(torch.float8_e4m3fn, torch.float8_e8m0fnu),
+    *(torch.int64, torch.int32, torch.int8, torch.uint8),
+)
 """Those of all tensors that checkpoints may have."""
 
 

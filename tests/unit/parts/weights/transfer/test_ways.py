@@ -187,6 +187,16 @@ def test_files_bring_tensors(tmp_path: Path) -> None:
     assert not worker.tensors, "all names are checked first"
 
 
+def test_files_bring_scales_that_are_powers_of_two(tmp_path: Path) -> None:
+    scales = torch.tensor([0.5, 4.0]).to(torch.float8_e8m0fnu)
+    save_file({"layers.0.weight_scale": scales}, tmp_path / "model.safetensors")
+    worker = receiver("disk")
+    worker.update_weights({"path": str(tmp_path)})
+    found = worker.tensors["layers.0.weight_scale"]
+    assert found.dtype == scales.dtype
+    assert found.float().tolist() == [0.5, 4.0]
+
+
 @pytest.mark.parametrize("bucket_bytes", [64, 1 << 20])
 def test_broadcasts_bring_tensors_to_all_workers(bucket_bytes: int) -> None:
     with joined_workers(2, 20) as (group, workers), ThreadPoolExecutor(2) as pool:

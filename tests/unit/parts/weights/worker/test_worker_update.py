@@ -16,6 +16,7 @@ import pytest
 import torch
 from drafting_checkpoints import head_config, random_head, write_checkpoint
 from families import FAMILIES, make_checkpoint
+from fp8_blocks import write_blocks
 from native_kernels import needs_kernels
 from own_memory import resident_bytes
 from safetensors.torch import load_file, save_file
@@ -29,6 +30,8 @@ from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
 from raycore.node import resources as host
 from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.weights.config import WeightTransferConfig
+from raycore.parts.weights.transfer.ways import make_way
 from raycore.sampling_params import SamplingParams
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.worker.rank import RankIdentity, WorkerRank, load_worker_class
@@ -231,6 +234,19 @@ def test_a_quantized_checkpoint_takes_updates_in_its_own_form(kind: str, tmp_pat
     worker, fresh = start(first), start(second)
     assert worker.weights_checksum() != fresh.weights_checksum()
     worker.load_weights(shuffled(stored(second)))
+    assert worker.weights_checksum() == fresh.weights_checksum()
+
+
+def test_scales_that_are_powers_of_two_come_from_a_directory(tmp_path: Path) -> None:
+    first, _ = write_blocks(make_checkpoint("llama3", tmp_path))
+    tensors = stored(first)
+    scales = {name: each.to(torch.float8_e8m0fnu) for name, each in tensors.items() if name.endswith("_scale_inv")}
+    save_file(tensors | scales, first / "model.safetensors", {"format": "pt"})
+    second = changed(first, tmp_path / "second")
+    worker, fresh = start(first), start(second)
+    assert worker.weights_checksum() != fresh.weights_checksum()
+    way = make_way(WeightTransferConfig("disk"), 0, torch.device("cpu"))
+    way.receive({"path": str(second)}, worker.load_weights, lambda described: None)
     assert worker.weights_checksum() == fresh.weights_checksum()
 
 
