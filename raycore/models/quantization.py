@@ -198,13 +198,13 @@ def stored_scheme(
     """Return how the weight `name`, for example `lm_head.weight`, is stored. None: it isn't quantized.
 
     A weight that config.json has as quantized isn't if the checkpoint has an ordinary tensor instead. Experts in one
-    tensor are only looked for in fp8, in blocks.
+    tensor are only looked for in fp8.
     """
     is_layer = name.endswith(_WEIGHT)
     if quantization is None or not (is_layer or has_tensor(f"{name}_scale_inv")):
         return None
     scheme = quantization.scheme_of(name.removesuffix(_WEIGHT))
-    if scheme is None or not (is_layer or scheme.block):
+    if scheme is None or not (is_layer or scheme.layout == "float8"):
         return None
     found = [each for each in scheme.named if has_tensor(each.tensor(name, each.marker))]
     return found[0] if found else None if has_tensor(name) else scheme

@@ -74,7 +74,7 @@ class CheckpointFill:
             self._convert(out, read_fp8_blocks(self._reader, name, scheme, expected_shape, part))
         else:
             stored = self._reader.view(name, expected_shape, part, (FP8,))
-            self._store(out, stored, self._row_scales(name, scheme, expected_shape[0], part[0]))
+            self._store(out, stored, self._scales(name, scheme, expected_shape[0], part[0]).expand(len(stored)))
 
     def _dequantize(
         self, out: Weight, name: str, scheme: WeightScheme, expected_shape: tuple[int, ...], part: Part
@@ -136,17 +136,19 @@ class CheckpointFill:
         else:
             self._staging.send(numbers, store_rows)
 
-    def _row_scales(self, name: str, scheme: WeightScheme, num_rows: int, rows: int | slice) -> Tensor:
-        """Return the float32 scales of rows of the quantized tensor `name`, which has `num_rows` rows."""
+    def _scales(self, name: str, scheme: WeightScheme, num: int, own: int | slice) -> Tensor:
+        """Return the float32 scales of some of the `num` rows of the quantized tensor `name`, or that of one of its
+        `num` experts."""
         name = scheme.tensor(name, scheme.scales)
         shape = self._reader.shape(name)
-        if math.prod(shape) not in (1, num_rows):
+        if math.prod(shape) not in (1, num):
             raise InvalidCheckpoint(
-                f"tensor {name} has shape {shape}: expected one scale, or one for each of the {num_rows} rows of the "
-                "weight. config.json has no sizes of blocks that share a scale"
+                f"tensor {name} has shape {shape}: expected one scale, or one for each of the {num} "
+                f"{'experts' if isinstance(own, int) else 'rows of the weight'}. config.json has no sizes of blocks "
+                "that share a scale"
             )
         scales = self._reader.view(name, shape, (slice(None),) * len(shape))
-        return scales.float().reshape(-1).expand(num_rows)[rows]
+        return scales.float().reshape(-1).expand(num)[own]
 
 
 def _blocks(outputs: slice, shape: tuple[int, ...]) -> Iterator[tuple[slice, slice]]:

@@ -191,6 +191,9 @@ def test_the_files_say_which_layers_are_in_fp8_and_what_their_scales_are_called(
     scheme = stored_scheme(found, {stacked, f"{stacked}_scale_inv"}.__contains__, stacked)
     assert scheme is not None
     assert scheme.tensor(stacked, scheme.marker) == f"{stacked}_scale_inv"
+    assert (
+        stored_scheme(parsed(quant_method="fp8"), {stacked, f"{stacked}_scale_inv"}.__contains__, stacked) == FP8_LAYER
+    )
 
 
 PACKED = {"format": "pack-quantized"}

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 from families import make_checkpoint
-from fp8_blocks import BLOCK, quantize, write_blocks
+from fp8_blocks import BLOCK, quantize, write_blocks, write_static
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -46,7 +46,17 @@ def fitted(path: Path) -> ModelSpec:
 @pytest.mark.parametrize(("family", "is_stacked"), [("llama3", False), ("deepseek_v3", False), ("deepseek_v3", True)])
 def test_every_rank_gets_its_part_of_the_numbers(tmp_path: Path, family: str, is_stacked: bool) -> None:
     """Also of experts with tensors of their own, and of those that are in one tensor."""
-    path, plain = write_blocks(make_checkpoint(family, tmp_path), is_stacked=is_stacked)
+    check_every_rank(*write_blocks(make_checkpoint(family, tmp_path), is_stacked=is_stacked))
+
+
+@pytest.mark.parametrize("scale_dims", [0, 1, 3])
+def test_every_rank_gets_its_part_of_numbers_with_one_scale(tmp_path: Path, scale_dims: int) -> None:
+    """Stacked experts have one scale each, or share one, as Mistral's files have them."""
+    check_every_rank(*write_static(make_checkpoint("mistral4", tmp_path), scale_dims))
+
+
+def check_every_rank(path: Path, plain: Path) -> None:
+    """Check the numbers of the checkpoint `path` against those of `plain`."""
     spec, plain_spec = fitted(path), fitted(plain)
     assert spec.quantization is not None
     shares = [{"tp_rank": rank, "tp_size": size} for size in (1, 2) for rank in range(size)]
@@ -104,6 +114,16 @@ def test_damaged_tensors_are_named(
         load_decoder_weights(WeightShare(spec, torch.float32), path)
     for fragment in fragments:
         assert fragment in str(raised.value)
+
+
+def test_scales_of_experts_in_blocks_without_a_size_are_refused(tmp_path: Path) -> None:
+    path, _ = write_static(make_checkpoint("mistral4", tmp_path), 3)
+    stored = load_file(path / "model.safetensors")
+    name = next(name for name in stored if name.endswith("experts.down_proj_scale_inv"))
+    stored[name] = stored[name].repeat(1, 2, 2)
+    save_file(stored, path / "model.safetensors")
+    with pytest.raises(InvalidCheckpoint, match=r"down_proj_scale_inv has shape .* one for each of the \d+ experts"):
+        load_decoder_weights(WeightShare(fitted(path), torch.float32), path)
 
 
 def test_blocks_of_other_sizes_than_config_json_says_are_refused(tmp_path: Path) -> None:
