@@ -21,7 +21,7 @@ from raycore.extras import is_installed, missing_package
 from raycore.json_fields import JsonFields, shortened
 from raycore.models.encoders import ENCODERS, encoder_form, encoder_pooling
 from raycore.models.family import plugin_family
-from raycore.models.quantization import parse_quantization
+from raycore.models.quantization import quantization_of
 from raycore.models.registry import (
     FAMILIES,
     described,
@@ -63,10 +63,10 @@ def _with_modelopt(config: JsonFields, file: Path) -> JsonFields:
     """Return config.json with what older versions of ModelOpt have written of quantized weights into another file."""
     if config.get("quantization_config") is not None or not file.exists():
         return config
-    fields = JsonFields.read(file).child("quantization").values
-    stored: dict[str, Any] = {"quantization_config": {"quant_method": "modelopt", **fields}}
-    parse_quantization(JsonFields(str(file), stored))  # for errors that name this file
-    return config.converted(lambda values: values | stored)
+    fields = JsonFields.read(file).child("quantization").converted(lambda own: {"quant_method": "modelopt", **own})
+    if quantization_of(fields) is None:  # or an error, which names this file
+        return config
+    return config.converted(lambda values: {**values, "quantization_config": fields.values})
 
 
 def load_model_spec(

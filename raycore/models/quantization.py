@@ -7,7 +7,15 @@ doesn't import torch or read weights; `quantized`, `fp8_blocks` and `mxfp4` in `
 
 from __future__ import annotations
 
-__all__ = ["GGUF_SCHEMES", "MXFP4_GROUP", "Quantization", "WeightScheme", "parse_quantization", "stored_scheme"]
+__all__ = [
+    "GGUF_SCHEMES",
+    "MXFP4_GROUP",
+    "Quantization",
+    "WeightScheme",
+    "parse_quantization",
+    "quantization_of",
+    "stored_scheme",
+]
 
 import re
 from collections.abc import Callable, Iterable
@@ -33,6 +41,7 @@ _IN_ORDER = (None, False, "weight", "static")
 _WEIGHT = ".weight"
 MXFP4_GROUP = 32
 """Inputs that share a scale in MXFP4."""
+_MXFP8_GROUP = 32
 _ROTATED = "weights that are rotated or otherwise transformed"
 
 _TRANSPOSED_TENSORS = ("qweight", "qzeros", "scales", "g_idx")
@@ -137,6 +146,7 @@ class WeightScheme(msgspec.Struct, frozen=True):
         return weight + (tensor.removeprefix("weight") if tensor.startswith("weight") else f"_{tensor}")
 
 
+_MXFP8 = WeightScheme("float8", 8, block=(1, _MXFP8_GROUP))
 GGUF_SCHEMES = {
     "Q8_0": WeightScheme("gguf", 8, 32),
     "Q4_0": WeightScheme("gguf", 4, 32),
@@ -218,10 +228,12 @@ def parse_quantization(config: JsonFields) -> Quantization | None:
             says.
     """
     key = next((key for key in _KEYS if config.get(key) is not None), None)
-    if key is None:
-        return None
-    fields = config.child(key)
-    parsers = {
+    return None if key is None else quantization_of(config.child(key))
+
+
+def quantization_of(fields: JsonFields) -> Quantization | None:
+    """Return what such an object says, in config.json or in another file, as `parse_quantization` does."""
+    parsers: dict[str, Callable[[JsonFields], Quantization | None]] = {
         "compressed-tensors": _compressed_tensors,
         "gptq": _gptq,
         "awq": _awq,
@@ -272,8 +284,8 @@ def _group_scheme(group: JsonFields, formatted: JsonFields) -> WeightScheme:
     if layout in _FP4_GROUPS:
         return _fp4_scheme(weights, _FP4_GROUPS[layout])
     if layout == "mxfp8-quantized":
-        _require_floats(weights, 8, MXFP4_GROUP)
-        return WeightScheme("float8", 8, block=(1, MXFP4_GROUP))
+        _require_floats(weights, 8, _MXFP8_GROUP)
+        return _MXFP8
     inputs = group.child("input_activations")
     if group.get("input_activations") is not None:
         _require(inputs, "dynamic", True)
@@ -324,16 +336,20 @@ def _require_floats(weights: JsonFields, bits: int, group_size: int) -> None:
     _require(weights, "group_size", group_size)
 
 
-def _modelopt(fields: JsonFields) -> Quantization:
-    """The files say which layers are quantized, by their scales. Scales for a cache in fp8 aren't used."""
+def _modelopt(fields: JsonFields) -> Quantization | None:
+    """The files say which layers are quantized, by their scales. Scales for a cache in fp8 aren't used: if only it is
+    quantized, `quant_algo` is null."""
+    if "quant_algo" in fields and fields.get("quant_algo") is None:
+        return None
     schemes = {
         "FP8": WeightScheme("float8", 8),
         "FP8_PER_CHANNEL_PER_TOKEN": WeightScheme("float8", 8),
+        "MXFP8": _MXFP8,
         "NVFP4": WeightScheme("fp4", 4, _FP4_GROUPS["nvfp4-pack-quantized"], code="e2m1"),
     }
     _require(fields, "quant_algo", *schemes)
     scheme = schemes[fields.get("quant_algo")]
-    _require(fields, "group_size", None, scheme.group_size)
+    _require(fields, "group_size", None, scheme.group_size if scheme.block is None else scheme.block[1])
     return Quantization("modelopt", [("Linear", scheme)])
 
 

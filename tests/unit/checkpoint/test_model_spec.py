@@ -1,5 +1,6 @@
 """What raycore takes a checkpoint's config.json and generation_config.json to mean."""
 
+import json
 import math
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.short_conv import ShortConvSpec
+from raycore.models.quantization import Quantization
 from raycore.models.registry import FAMILIES, find_family
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
@@ -359,6 +361,21 @@ def test_layer_types_that_contradict_the_family_are_refused(tmp_path: Path) -> N
         spec_of(tmp_path, "MistralForCausalLM", num_hidden_layers=3, layer_types=TYPES)
     with pytest.raises(InvalidCheckpoint, match=r"layer_types.*4"):
         spec_of(tmp_path, "Qwen2ForCausalLM", num_hidden_layers=4, layer_types=TYPES, **SLIDING)
+
+
+def test_modelopts_own_file_says_what_is_quantized(tmp_path: Path) -> None:
+    def found(**fields: Any) -> Quantization | None:
+        (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": fields}))
+        return spec_of(tmp_path).quantization
+
+    weights = found(quant_algo="FP8")
+    assert weights is not None
+    assert weights.method == "modelopt"
+    assert found(quant_algo=None, kv_cache_quant_algo="FP8") is None, "only the cache is quantized"
+    with pytest.raises(InvalidCheckpoint, match=r"hf_quant_config\.json, quantization: quant_algo='W4A8_AWQ'"):
+        found(quant_algo="W4A8_AWQ")
+    with pytest.raises(InvalidCheckpoint, match=r"hf_quant_config\.json, quantization: quant_algo is missing"):
+        found()
 
 
 def test_config_files_that_cant_be_read_are_named(tmp_path: Path) -> None:

@@ -169,6 +169,10 @@ NVFP4 = WeightScheme("fp4", 4, 16, code="e2m1")
         ),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}, NVFP4),
         ({"quant_method": "modelopt", "quant_algo": "FP8", "exclude_modules": ["lm_head"]}, WeightScheme("float8", 8)),
+        (
+            {"quant_method": "modelopt", "quant_algo": "MXFP8", "group_size": 32},
+            WeightScheme("float8", 8, block=(1, 32)),
+        ),
     ],
 )
 def test_groups_of_numbers_in_floating_point_are_recognized(fields: dict[str, Any], scheme: WeightScheme) -> None:
@@ -177,6 +181,10 @@ def test_groups_of_numbers_in_floating_point_are_recognized(fields: dict[str, An
     assert found.scheme_of("model.layers.0.mlp.up_proj") == scheme
     assert found.formats == {scheme.format}
     assert found.row_bits == (set() if scheme.layout == "float8" else {16})
+
+
+def test_nothing_is_quantized_if_only_modelopts_cache_is() -> None:
+    assert parse_quantization(config(quant_method="modelopt", quant_algo=None, kv_cache_quant_algo="FP8")) is None
 
 
 def test_the_files_say_which_layers_are_in_fp8_and_what_their_scales_are_called() -> None:
