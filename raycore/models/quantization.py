@@ -189,8 +189,13 @@ class Quantization(msgspec.Struct, frozen=True):
         return {scheme.format for scheme in self._schemes}
 
     def bits(self, name: Format) -> int:
-        """Return the most bits that a weight of this format has."""
-        return max(scheme.bits for scheme in self._schemes if scheme.format == name)
+        """Return the fewest bits that a weight of this format has, without its scales."""
+        return min(scheme.bits for scheme in self._schemes if scheme.format == name)
+
+    @property
+    def codes(self) -> set[Code]:
+        """What the bits of weights in integers stand for."""
+        return {scheme.code for scheme in self._schemes if scheme.format == "integers"}
 
     @property
     def row_bits(self) -> set[RowBits]:

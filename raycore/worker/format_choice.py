@@ -65,10 +65,11 @@ def _warn(name: Format, reason: str, model: ModelConfig) -> None:
     experts = (part.expert_weights(spec) for part in spec.feed_forwards)
     num = sum(part.num_weights(spec) for part in (*spec.mixers, *spec.feed_forwards))
     num += sum(all_of_layer - used for all_of_layer, used in experts)
+    are_floats = name == "integers" and spec.quantization.codes == {"e2m1"}
     logger.warning(
         "the checkpoint's weights in %s are converted: %s. With a data type of 16 bits, the model's layers take about "
-        "%.2f GiB instead of %.2f, and steps with few tokens, which are bound by memory, as much longer",
-        _NAMES[name],
+        "%.2f GiB instead of at least %.2f, and steps with few tokens, which are bound by memory, longer in proportion",
+        "4-bit floating point" if are_floats else _NAMES[name],
         reason,
         2 * num / 2**30,
         spec.quantization.bits(name) / 8 * num / 2**30,

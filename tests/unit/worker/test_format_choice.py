@@ -154,6 +154,7 @@ def test_experts_in_mxfp4_are_kept_on_cpus_unless_they_move(tmp_path: Path, capl
     assert chosen(model, 2, CPU) == STORED_INTEGERS
     assert not caplog.records
     assert chosen(model, 1, GPU) == chosen(model, 1, CPU, shares_experts=True) == CONVERTED
+    assert "the checkpoint's weights in 4-bit floating point are converted" in caplog.text
     assert "need a CPU" in caplog.text
     assert "enable_expert_parallel=True" in caplog.text
 
@@ -229,4 +230,5 @@ def test_stored_integers_are_converted_without_native_kernels(
     with caplog.at_level(logging.WARNING):
         assert chosen(config(tmp_path, INTEGERS | shape), 1, device, is_native=is_native) == CONVERTED
     assert "the checkpoint's weights in integers are converted" in caplog.text
+    assert "instead of at least" in caplog.text
     assert reason in caplog.text
