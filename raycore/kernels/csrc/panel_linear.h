@@ -23,8 +23,8 @@ using namespace raycore;
 // The sums of kPanelRows rows and kGroupPanels panels fit in the registers, beside the weights of one input.
 constexpr int kPanelRows = kWidth == 16 ? 12 : 6;
 constexpr int kGroupPanels = kWidth == 16 ? 2 : 1;
-// With many rows, as many panels as fill the registers beside half as many rows: fewer numbers are loaded for a product,
-// which takes a tenth less time.
+// With many rows, as many panels as fill the registers beside half as many rows: fewer numbers are loaded for a
+// product, which takes a tenth less time.
 constexpr int kManyPanels = 2 * kGroupPanels;
 constexpr int kLeastManyRows = kWidth == 16 ? 19 : 1 << 30;
 constexpr int kVectors = kPanelOutputs / kWidth;       // of a panel
@@ -125,14 +125,14 @@ void add_products(const PanelBlock<X>& block, int64_t row, const W* weight, int6
     for (int v = 0; v < V; v++) store(sums + r * block.sums_stride + v * kWidth, own[r][v]);
 }
 
-// Fetches what is read soon after `from`, in each of P panels.
-template <int P>
+// Fetches what is read soon after `from` of a panel.
+template <bool in_order>
 inline void fetch_ahead(const char* from) {
-  if constexpr (P > 1) __builtin_prefetch(from + kAheadBytes);
-  else __builtin_prefetch(from + kInOrderAheadBytes, 0, 0);
+  if constexpr (in_order) __builtin_prefetch(from + kInOrderAheadBytes, 0, 0);
+  else __builtin_prefetch(from + kAheadBytes);
 }
 
-template <typename X, typename W, int P, int R>
+template <typename X, typename W, int P, int R, bool in_order>
 void add_few_products(const PanelBlock<X>& block, const W* weight, int64_t panel_size) {
   constexpr int V = P * kVectors;
   Floats own[R][V] = {};
@@ -142,7 +142,7 @@ void add_few_products(const PanelBlock<X>& block, const W* weight, int64_t panel
   for (int64_t i = 0; i < block.num_inputs; i += kPair<W>)
     for (int v = 0; v < V; v++) {
       const W* from = weight + v / kVectors * panel_size + i * kPanelOutputs + v % kVectors * kPair<W> * kWidth;
-      if (v % kVectors == 0) fetch_ahead<P>(reinterpret_cast<const char*>(from));
+      if (v % kVectors == 0) fetch_ahead<in_order>(reinterpret_cast<const char*>(from));
       Floats first, second;
       if constexpr (kMultipliesPairs<X>) std::memcpy(&first, from, sizeof(Floats));
       else if constexpr (kPair<W> == 2) widen(from, kWidth, first, second);
@@ -161,9 +161,14 @@ void add_few_products(const PanelBlock<X>& block, const W* weight, int64_t panel
 // Adds the products of R rows with up to P of `left` panels. Returns how many these are.
 template <typename X, typename W, int R, int P = panels_at_once(R)>
 int add_first_panels(const PanelBlock<X>& block, const W* weight, int64_t panel_size, int64_t left) {
+  if constexpr (R <= kInOrderRows)
+    if (reads_in_order) {
+      add_few_products<X, W, 1, R, true>(block, weight, panel_size);
+      return 1;
+    }
   if constexpr (P > 1)
-    if (left < P || (R <= kInOrderRows && reads_in_order)) return add_first_panels<X, W, R, P / 2>(block, weight, panel_size, left);
-  add_few_products<X, W, P, R>(block, weight, panel_size);
+    if (left < P) return add_first_panels<X, W, R, P / 2>(block, weight, panel_size, left);
+  add_few_products<X, W, P, R, false>(block, weight, panel_size);
   return P;
 }
 
@@ -231,8 +236,8 @@ void add_panels(const PanelBlock<X>& block, const W* weight, int64_t panel_size)
   add_block<X, W, P>(block, weight, panel_size, kPanelOutputs * sizeof(W));
 }
 
-// Stores a row's results for some panels, with bias and residual, gated, or with an activation. `sum(i)`: the products' sums of a vector of
-// outputs, which begins at output i of the first of these panels.
+// Stores a row's results for some panels, with bias and residual, gated, or with an activation. `sum(i)`: the products'
+// sums of a vector of outputs, which begins at output i of the first of these panels.
 template <typename X, GateKind kind, typename Args, typename Sum>
 void store_results(const Args& args, int64_t row, int64_t first_panel, int64_t last_panel, const Sum& sum) {
   const int64_t O = args.num_outputs, first = first_panel * kPanelOutputs, last = last_panel * kPanelOutputs;
@@ -358,8 +363,8 @@ void multiply_panels(const PanelLinearArgs& args, int64_t first_row, int64_t las
   });
 }
 
-// A task's panels are a multiple of this: of 2, which are gates and what they gate; of those that are read side by side,
-// if all threads get some.
+// A task's panels are a multiple of this: of 2, which are gates and what they gate; of those that are read side by
+// side, if all threads get some.
 inline int64_t panels_each(int64_t num_panels, int64_t side_by_side, const Threads& threads) {
   return side_by_side > 2 && num_panels >= 2 * side_by_side * threads.count ? side_by_side : 2;
 }
