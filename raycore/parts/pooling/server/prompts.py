@@ -8,8 +8,9 @@ from typing import Any, cast
 
 from raycore.client.inputs import ParsedPrompt
 from raycore.errors import InvalidRequest
+from raycore.parts.pooling.server.parameters import spec_of
 from raycore.parts.pooling.server.protocol import InputRequest
-from raycore.pooling_params import PoolingParams
+from raycore.pooling_params import InputType, PoolingParams
 from raycore.server.chat.prompt import as_dicts, render
 from raycore.server.contract.engine import ServingEngine
 from raycore.server.http.errors import APIError, as_api_error
@@ -47,44 +48,62 @@ def check_count(count: int, param: str, options: ServerOptions) -> None:
         raise APIError(400, f"{param} has {count} entries; at most {options.max_sequences} are allowed", param=param)
 
 
-def input_prompts(engine: ServingEngine, request: InputRequest, options: ServerOptions) -> list[list[int]]:
-    """The token ids of a request's prompts. Raises APIError if one of them is invalid."""
+def input_prompts(
+    engine: ServingEngine, request: InputRequest, options: ServerOptions, kind: InputType | None = None
+) -> list[list[int]]:
+    """The prompts that the model wants of a request's inputs, which are of one kind. Raises APIError if one of them is
+    invalid."""
     if (request.input is None) == (request.messages is None):
         raise APIError(400, "give exactly one of input and messages", param="input")
     cut = Cut.of(engine, request.truncate_prompt_tokens, request.truncation_side, "truncate_prompt_tokens")
     if request.input is None:
-        return _of_conversations(engine, request, cast("Any", request.messages), "messages", cut, options)
+        return _of_conversations(engine, request, cast("Any", request.messages), "messages", cut, options, kind)
     given = request.input
+    adds = request.add_special_tokens is not False
     if isinstance(given, str):
-        return text_prompts(engine, [given], "input", cut, adds_special_tokens=request.add_special_tokens is not False)
+        return text_prompts(engine, [given], "input", cut, kind, adds_special_tokens=adds)
     first = given[0] if given else None
     if isinstance(first, Message) or (isinstance(first, list) and first and isinstance(first[0], Message)):
-        return _of_conversations(engine, request, cast("Any", given), "input", cut, options)
+        return _of_conversations(engine, request, cast("Any", given), "input", cut, options, kind)
     if isinstance(first, int):
-        return [_cut_ids(engine, cast("list[int]", given), "input", cut)]
+        return [_cut_ids(engine, cast("list[int]", given), "input", cut, kind)]
     check_count(len(given), "input", options)
     if isinstance(first, str):
-        adds = request.add_special_tokens is not False
-        return text_prompts(engine, cast("list[str]", given), "input", cut, adds_special_tokens=adds)
+        return text_prompts(engine, cast("list[str]", given), "input", cut, kind, adds_special_tokens=adds)
     lists = cast("list[list[int]]", given)
-    return [_cut_ids(engine, ids, f"input[{i}]", cut) for i, ids in enumerate(lists)]
+    return [_cut_ids(engine, ids, f"input[{i}]", cut, kind) for i, ids in enumerate(lists)]
 
 
 def text_prompts(
-    engine: ServingEngine, texts: Sequence[str], param: str, cut: Cut, *, adds_special_tokens: bool = True
+    engine: ServingEngine,
+    texts: Sequence[str],
+    param: str,
+    cut: Cut,
+    kind: InputType | None = None,
+    *,
+    adds_special_tokens: bool = True,
 ) -> list[list[int]]:
-    """The token ids of texts. Raises APIError if one has no tokens, or too many and they aren't cut."""
+    """The prompts that the model wants of texts of one kind. Raises APIError if one has no tokens, or too many and they
+    aren't cut."""
     tokenizer = engine.get_tokenizer()
     if cut.max_tokens is None:
         encoded = tokenizer.encode_batch(texts, adds_special_tokens)
     else:
         encoded = tokenizer.encode_within(texts, cut.max_tokens, adds_special_tokens, cut.side)
+    prompts: list[list[int]] = []
     for index, (text, ids) in enumerate(zip(texts, encoded, strict=True)):
         where = param if len(texts) == 1 else f"{param}[{index}]"
         if not ids:
             raise APIError(400, f"{where}={_shown(text)} has no tokens", param=param)
-        check_length(engine, ids, where)
-    return encoded
+        prompts.append(_wanted(engine, ids, where, kind))
+    return prompts
+
+
+def _wanted(engine: ServingEngine, token_ids: list[int], where: str, kind: InputType | None) -> list[int]:
+    """The prompt that the model wants of an input's tokens. Models of late interaction cut long ones."""
+    prompt = spec_of(engine).prompt(token_ids, kind)
+    check_length(engine, prompt, where)
+    return prompt
 
 
 def check_length(engine: ServingEngine, token_ids: Sequence[int], where: str, param: str | None = None) -> None:
@@ -158,6 +177,7 @@ def _of_conversations(
     param: str,
     cut: Cut,
     options: ServerOptions,
+    kind: InputType | None,
 ) -> list[list[int]]:
     conversations = cast("list[list[Message]]", given if isinstance(given[0], list) else [given])
     check_count(len(conversations), param, options)
@@ -181,19 +201,20 @@ def _of_conversations(
         )
         for conversation in conversations
     ]
-    return text_prompts(engine, texts, param, cut, adds_special_tokens=bool(request.add_special_tokens))
+    return text_prompts(engine, texts, param, cut, kind, adds_special_tokens=bool(request.add_special_tokens))
 
 
-def _cut_ids(engine: ServingEngine, token_ids: list[int], where: str, cut: Cut) -> list[int]:
+def _cut_ids(
+    engine: ServingEngine, token_ids: list[int], where: str, cut: Cut, kind: InputType | None
+) -> list[int]:
     if not token_ids:
         raise APIError(400, f"{where} is an empty list: it has no tokens", param=_field(where))
-    if cut.max_tokens is None or len(token_ids) <= cut.max_tokens:
-        check_length(engine, token_ids, where)
-        return token_ids
-    if not cut.max_tokens:
-        raise APIError(400, f"truncate_prompt_tokens=0 leaves {where} no tokens", param="truncate_prompt_tokens")
-    side = cut.side or engine.get_tokenizer().truncation_side
-    return token_ids[-cut.max_tokens :] if side == "left" else token_ids[: cut.max_tokens]
+    if cut.max_tokens is not None and len(token_ids) > cut.max_tokens:
+        if not cut.max_tokens:
+            raise APIError(400, f"truncate_prompt_tokens=0 leaves {where} no tokens", param="truncate_prompt_tokens")
+        side = cut.side or engine.get_tokenizer().truncation_side
+        token_ids = token_ids[-cut.max_tokens :] if side == "left" else token_ids[: cut.max_tokens]
+    return _wanted(engine, token_ids, where, kind)
 
 
 def _field(where: str) -> str:

@@ -51,7 +51,7 @@ def _prepared(
     """Check and prepare a request. `prefix`: of its id."""
     engine, model = context.engine, context.models.find(body.model)
     params = params_for(engine, body, task)
-    prompts = input_prompts(engine, body, context.options)
+    prompts = input_prompts(engine, body, context.options, params.input_type)
     check_prompts(engine, prompts, params, "messages" if body.input is None else "input")
     return PoolingJob(context, body, model, context.new_id(prefix, body), as_prompts(prompts, body), params, respond)
 

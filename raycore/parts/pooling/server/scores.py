@@ -150,11 +150,11 @@ def _each_text(
         raise APIError(400, f"{name}: this model's scores compare embeddings, without a template", param=name)
     cut, tokenizer = _cut(engine, body), engine.get_tokenizer()
     all_prompts: list[dict[str, Any]] = []
-    spec = spec_of(engine)
-    sides = zip((texts.first, texts.second), texts.names, _limits(engine, body), spec.kinds, strict=True)
+    kinds = spec_of(engine).kinds
+    sides = zip((texts.first, texts.second), texts.names, _limits(engine, body), kinds, strict=True)
     for side, name, limit, kind in sides:
         shorter = side if limit is None else [tokenizer.cut(text, limit) for text in side]
-        prompts = [spec.prompt(prompt, kind) for prompt in text_prompts(engine, shorter, name, cut)]
+        prompts = text_prompts(engine, shorter, name, cut, kind)
         check_prompts(engine, prompts, params, name)
         all_prompts += as_prompts(prompts, body)
     return all_prompts
