@@ -115,7 +115,8 @@ class RequestChecks:
     def check(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> None:
         """Raise InvalidRequest if the request could never run. Neither its constraint nor its adapter is checked."""
         if isinstance(params, PoolingParams):
-            self._check(prompt, PLACEHOLDER, self.resolved_pooling(params))
+            (ask,) = self._with_prompts([Ask(prompt, params, "")])
+            self._check(ask.parsed, PLACEHOLDER, self.resolved_pooling(params))
         else:
             self._check(prompt, params, None)
 
