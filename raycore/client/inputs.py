@@ -135,6 +135,8 @@ class ParsedPrompt:
     """What these are encoded from."""
     has_unknown_tokens: bool = False
     """Whether there are embeddings of tokens that the request doesn't name."""
+    is_tokenized: bool = False
+    """Whether `token_ids` are those of `text`, and nothing was added to them."""
 
 
 def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
@@ -171,7 +173,10 @@ def parse_prompts(
     texts = [p.text for p in parsed if p.text is not None and not p.token_ids]
     encoded = iter(how.encode(texts, tokenizer) if texts else [])
     for p in parsed:
-        p.token_ids = next(encoded) if p.text is not None and not p.token_ids else how.cut(p.token_ids, tokenizer)
+        if p.text is not None and not p.token_ids:
+            p.token_ids, p.is_tokenized = next(encoded), True
+        else:
+            p.token_ids = how.cut(p.token_ids, tokenizer)
     return parsed
 
 

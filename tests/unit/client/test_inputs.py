@@ -25,6 +25,14 @@ def test_a_prompt_mapping_may_have_a_cache_salt_and_empty_multi_modal_keys(token
     assert parsed.token_ids
 
 
+def test_a_prompt_says_whether_its_tokens_were_given(tokenizer):
+    ids = tokenizer.encode("a fox")
+    given = ["a fox", ids, {"prompt": "a fox"}, {"prompt": "a fox", "prompt_token_ids": ids}]
+    parsed = parse_prompts(given, tokenizer)
+    assert [each.token_ids for each in parsed] == [ids] * 4
+    assert [each.is_tokenized for each in parsed] == [True, False, True, False]
+
+
 def test_a_prompt_without_a_cache_salt_has_none(tokenizer):
     assert [each.cache_salt for each in parse_prompts(["1", [5], {"prompt": "1", "cache_salt": None}], tokenizer)] == [
         None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from raycore.parts.pooling.models.late_interaction import LateInteraction
@@ -51,3 +52,21 @@ def test_marked_token_ids_stay_and_have_their_length_checked(pools: Any) -> None
     answer = client.post("/pooling", {"input": [marked * 9, marked]})
     assert answer.error == (400, "invalid_request_error", "input")
     assert "input[0] has 288" in answer.json["error"]["message"]
+
+
+def test_a_prompt_of_one_token_is_refused(pools: Any) -> None:
+    client, engine = pools(SPEC)
+    answer = client.post("/pooling", {"input": [[3, 4], [5]]})
+    assert answer.error == (400, "invalid_request_error", "input")
+    assert "input[1]: the prompt has only the token 5" in answer.json["error"]["message"]
+    assert not engine.prompts
+
+
+def test_a_text_gets_a_marker_whatever_it_begins_with(pools: Any) -> None:
+    client, engine = pools(SPEC)
+    ids = engine.tokenizer.encode("a fox")
+    own = msgspec.structs.replace(SPEC, late=LateInteraction(ids[1], 8, 12, 9))
+    client, engine = pools(own)
+    assert client.post("/pooling", {"input": "a fox"}).status == 200
+    assert client.post("/pooling", {"input": ids}).status == 200
+    assert sent(engine) == [[ids[0], 8, *ids[1:]], ids]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from raycore.client.ask import Ask
+from raycore.errors import InvalidRequest
 from raycore.parts.pooling.models.pooling import PoolingSpec
 from raycore.pooling_params import PoolingParams
 
@@ -15,13 +16,21 @@ Completion = Callable[[Sequence[Ask]], Sequence[Ask]]
 
 
 def prompt_completion(pooling: PoolingSpec | None) -> Completion:
-    """Return what gives requests the prompts that a model wants. `pooling`: what it pools. None: it generates."""
+    """Return what gives requests the prompts that a model wants. It raises InvalidRequest where it can't.
+
+    `pooling`: what the model pools. None: it generates.
+    """
     if pooling is None or pooling.late is None:
         return lambda asks: asks
 
     def completed(ask: Ask) -> Ask:
+        given = ask.parsed
+        if given.second_text:
+            raise InvalidRequest("token_type_ids has two texts, and this model takes a query or a document: omit it")
+        if given.features:
+            raise InvalidRequest("the prompt has images or embeddings, and this model takes a query or a document")
         kind = ask.params.input_type if isinstance(ask.params, PoolingParams) else None
-        prompt = replace(ask.parsed, token_ids=pooling.prompt(ask.parsed.token_ids, kind))
-        return msgspec.structs.replace(ask, prompt=prompt)
+        token_ids = pooling.prompt(given.token_ids, kind, is_text=given.is_tokenized)
+        return msgspec.structs.replace(ask, prompt=replace(given, token_ids=token_ids, is_tokenized=False))
 
     return lambda asks: list(map(completed, asks))

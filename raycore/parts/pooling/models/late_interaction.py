@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from raycore.errors import InvalidRequest
 from raycore.pooling_params import InputType
 
 
@@ -32,11 +33,21 @@ class LateInteraction(msgspec.Struct, frozen=True):
     projected_size: int | None = None
     """The outputs of a linear layer without a bias in the checkpoint's own files. None: there is none."""
 
-    def tokens(self, token_ids: Sequence[int], kind: InputType) -> list[int]:
-        """Return the prompt of a text's tokens, which begin with a special one and end with another. What has a marker
-        already stays as it is."""
+    def tokens(self, token_ids: Sequence[int], kind: InputType, *, is_text: bool = False) -> list[int]:
+        """Return the prompt of a text's tokens, which begin with a special one and end with another.
+
+        Args:
+            is_text: whether a tokenizer made them of a text. If not, what has a marker already stays as it is.
+
+        Raises:
+            InvalidRequest: there is only one token.
+        """
         given = list(token_ids)
-        if len(given) < 2 or self.is_marked(given):
+        if len(given) == 1:
+            raise InvalidRequest(
+                f"the prompt has only the token {given[0]}, and this model's prompts have a special one at both ends"
+            )
+        if not given or (not is_text and self.is_marked(given)):
             return given
         is_query = kind == "query"
         length = self.query_length if is_query else self.document_length

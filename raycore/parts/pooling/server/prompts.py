@@ -95,13 +95,18 @@ def text_prompts(
         where = param if len(texts) == 1 else f"{param}[{index}]"
         if not ids:
             raise APIError(400, f"{where}={_shown(text)} has no tokens", param=param)
-        prompts.append(_wanted(engine, ids, where, kind))
+        prompts.append(_wanted(engine, ids, where, kind, is_text=True))
     return prompts
 
 
-def _wanted(engine: ServingEngine, token_ids: list[int], where: str, kind: InputType | None) -> list[int]:
+def _wanted(
+    engine: ServingEngine, token_ids: list[int], where: str, kind: InputType | None, *, is_text: bool = False
+) -> list[int]:
     """The prompt that the model wants of an input's tokens. Models of late interaction cut long ones."""
-    prompt = spec_of(engine).prompt(token_ids, kind)
+    try:
+        prompt = spec_of(engine).prompt(token_ids, kind, is_text=is_text)
+    except InvalidRequest as error:
+        raise APIError(400, f"{where}: {error}", param=_field(where)) from error
     check_length(engine, prompt, where)
     return prompt
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from raycore.client.ask import Ask
 from raycore.client.inputs import ParsedPrompt
+from raycore.errors import InvalidRequest
 from raycore.parts.pooling.client.late_texts import prompt_completion
 from raycore.parts.pooling.client.pooling import resolved
 from raycore.parts.pooling.models.late_interaction import LateInteraction
@@ -31,6 +34,28 @@ def test_requests_get_prompts_of_what_they_are() -> None:
         assert completed(LATE, None, prompt) == prompt
     assert completed(LATE, None, TEXT) == LATE.prompt(TEXT, "document")
     assert LATE.kinds == ("query", "document")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fragment"),
+    [
+        (ParsedPrompt(None, [41]), "only the token 41"),
+        (ParsedPrompt(None, TEXT, second_text=3), "token_type_ids has two texts"),
+    ],
+)
+def test_prompts_that_have_no_place_for_a_marker_are_refused(prompt: ParsedPrompt, fragment: str) -> None:
+    ask = Ask(prompt, PoolingParams(), "a")
+    with pytest.raises(InvalidRequest, match=fragment):
+        prompt_completion(LATE)([ask])
+    assert prompt_completion(PLAIN)([ask]) == [ask]
+
+
+def test_a_text_gets_a_marker_whatever_it_begins_with() -> None:
+    begins_with_a_marker = [0, 7, 41, 2]
+    ask = Ask(ParsedPrompt("[Q] a", begins_with_a_marker, is_tokenized=True), PoolingParams(), "a")
+    (found,) = once = prompt_completion(LATE)([ask])
+    assert found.parsed.token_ids == [0, 8, 7, 41, 2]
+    assert prompt_completion(LATE)(once) == once, "token ids that have a marker stay"
 
 
 def test_prompts_of_other_models_stay() -> None:

@@ -21,6 +21,11 @@ def test_long_texts_are_cut_but_for_their_last_token() -> None:
     assert LATE.tokens(text, "query") == [0, 7, 41, 42, 43, 2]
 
 
+def test_markers_are_looked_for_only_in_given_tokens() -> None:
+    assert LATE.tokens([0, 7, 2], "document") == [0, 7, 2]
+    assert LATE.tokens([0, 7, 2], "document", is_text=True) == [0, 8, 7, 2]
+
+
 def test_tokens_that_fill_a_query_up_are_not_seen_unless_the_model_wants_that() -> None:
     query = LATE.tokens([0, 9, 2], "query")
     assert LATE.num_seen(query) == 4
