@@ -82,6 +82,16 @@ def read_eos_token_id(path: Path) -> int | None:
     return read_tokenizer_files(path).native.token_to_id(text) if known is None else known
 
 
+def read_named_token(path: Path, name: str) -> str | None:
+    """Return the text of a special token, such as `mask_token`. None: `tokenizer_config.json` and
+    `special_tokens_map.json` in the directory `path` don't name it.
+
+    Raises:
+        InvalidCheckpoint: one of these files is damaged.
+    """
+    return None if is_gguf(path) else _special_texts(path, _read_json(path / "tokenizer_config.json"))[0].get(name)
+
+
 def read_tokenizer_text(path: Path) -> TokenizerText:
     """Return the tokenizer of the checkpoint directory `path` as JSON text, for another library.
 

@@ -180,7 +180,7 @@ def choose_pooling(options: PoolingConfig, path: Path, config: JsonFields, token
         step_tag_id=settings.step_tag_id,
         returned_token_ids=settings.returned_token_ids,
         class_tokens=_class_tokens(config, tokenizer),
-        late=read_late_interaction(path, partial(_token_ids, tokenizer)),
+        late=read_late_interaction(path, partial(_token_ids, tokenizer), partial(_mask_token, tokenizer)),
     )
 
 
@@ -227,6 +227,12 @@ def _token_ids(tokenizer: Path) -> Callable[[str], int | None]:
     from raycore.text.tokenizer_files import read_tokenizer_files  # imported lazily, because few models need it
 
     return read_tokenizer_files(tokenizer).native.token_to_id
+
+
+def _mask_token(tokenizer: Path) -> str | None:
+    from raycore.text.tokenizer_files import read_named_token  # imported lazily, because few models need it
+
+    return read_named_token(tokenizer, "mask_token")
 
 
 def check_pooling(chosen: Mapping[str, Any], pooling: PoolingSpec | None, num_context_parts: int) -> None:

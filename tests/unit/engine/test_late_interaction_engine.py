@@ -128,6 +128,18 @@ def test_embeddings_are_those_of_queries_and_documents(tmp_path: Path, make_core
         np.testing.assert_allclose(prompt, made.numpy(), atol=10 * TOLERANCE)
 
 
+@pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
+def test_queries_are_filled_up_with_the_mask_that_a_file_names(tmp_path: Path, file: str) -> None:
+    path = tmp_path / "model"
+    pylate(path, "BertModel")
+    (mask,) = add_tokens(path, "<|mask|>")
+    (path / file).write_text(json.dumps({"mask_token": {"content": "<|mask|>"}}))
+    spec = configured(path).model.spec.pooling
+    assert spec is not None
+    assert spec.late is not None
+    assert spec.late.expansion_token == mask
+
+
 def test_other_models_refuse_kinds_of_texts(tmp_path: Path) -> None:
     spec = configured(make_encoder(tmp_path)).model.spec.pooling
     assert spec is not None
