@@ -19,7 +19,7 @@ from raycore.class_paths import import_class
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.extras import is_installed, missing_package
 from raycore.json_fields import JsonFields, shortened
-from raycore.models.encoders import ENCODERS, encoder_form, encoder_pooling
+from raycore.models.encoders import ENCODERS, check_model_type, encoder_form, encoder_pooling
 from raycore.models.family import plugin_family
 from raycore.models.quantization import quantization_of
 from raycore.models.registry import (
@@ -156,6 +156,7 @@ def _encoder_spec(
     assert form is not None, "it is the name of an encoder"
     if choice is None:
         raise config.error("architectures", "a decoder, because runner='generate': encoders pool, so omit it")
+    check_model_type(name, config)
     spec = described(name, form.family, config.with_defaults(form.family.defaults), generation)
     return msgspec.structs.replace(spec, pooling=encoder_pooling(spec, config, SentenceFiles(path), choice))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ENCODERS", "EncoderForm", "encoder_form", "encoder_pooling"]
+__all__ = ["ENCODERS", "EncoderForm", "check_model_type", "encoder_form", "encoder_pooling"]
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple, get_args
@@ -62,6 +62,12 @@ def encoder_form(architecture: str) -> EncoderForm | None:
         if head is not None:
             return EncoderForm(family, head)
     return None
+
+
+def check_model_type(architecture: str, config: JsonFields) -> None:
+    """Raise InvalidCheckpoint if an architecture's name leaves open what it is on top of, and it isn't that one."""
+    if architecture in _OTHER_NAMES and config.get("model_type") not in (None, "bert"):
+        raise config.error("model_type", f"bert, because {architecture} is read only on top of BERT")
 
 
 def encoder_pooling(spec: ModelSpec, config: JsonFields, files: PoolingFiles, choice: PoolingChoice) -> PoolingSpec:

@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
+from raycore.errors import InvalidCheckpoint
 from raycore.json_fields import JsonFields
 from raycore.models.spec import ModelSpec
 from raycore.parts.pooling.models.late_interaction import LateInteraction
@@ -112,6 +113,8 @@ def decoder_pooling(
     classifies = choice.convert == "classify" or (choice.convert != "embed" and form not in ("generate", "model"))
     if choice.returned_token_ids is not None and form == "generate" and choice.convert == "auto":
         classifies = True
+    if not classifies and choice.late is not None:
+        _check_expansion(config, choice.late)
     size, tasks = spec.hidden_size, _tasks(form, classifies=classifies)
     labels = labels_of(config)
     found = PoolingSpec(
@@ -128,6 +131,16 @@ def decoder_pooling(
     if classifies:
         found = _with_classifier(found, spec, form, config, labels, choice)
     return as_chosen(found, choice)
+
+
+def _check_expansion(config: JsonFields, late: LateInteraction) -> None:
+    if late.expansion_token is not None and not late.attends_to_expansion:
+        raise InvalidCheckpoint(
+            f"{config.source} is that of a decoder, whose tokens see all before them, and queries are filled up with "
+            "masks that no token is to see: only encoders do so. Expected attend_to_expansion_tokens=true or "
+            "do_query_expansion=false in config_sentence_transformers.json, or attend_to_mask_tokens=true in "
+            "artifact.metadata"
+        )
 
 
 def _tasks(form: Form, *, classifies: bool) -> list[PoolingTask]:

@@ -14,6 +14,7 @@ from raycore.checkpoint.model_spec import load_model_spec, pools_by_itself, read
 from raycore.checkpoint.sentence_transformers import max_sequence_length, read_modules
 from raycore.errors import InvalidCheckpoint
 from raycore.parts.pooling.models.forms import PoolingChoice, pooling_form
+from raycore.parts.pooling.models.late_interaction import LateInteraction
 from raycore.parts.pooling.models.pooling import HeadActivation, HeadLinear, HeadNorm, HeadRows, PoolingSpec
 
 CONFIG = {
@@ -226,3 +227,22 @@ def test_a_damaged_list_of_modules_is_refused(tmp_path, text):
     (tmp_path / "modules.json").write_text(text)
     with pytest.raises(InvalidCheckpoint, match=r"modules\.json"):
         read_modules(tmp_path)
+
+
+def test_decoders_refuse_masks_that_no_token_sees(tmp_path):
+    late = LateInteraction(7, 8, 12, 9, expansion_token=6)
+    with pytest.raises(InvalidCheckpoint, match="Expected attend_to_expansion_tokens=true or do_query_expansion=false"):
+        spec_of(tmp_path, PoolingChoice(late=late), architectures=["Qwen3Model"])
+    for other in (
+        LateInteraction(7, 8, 12, 9),
+        LateInteraction(7, 8, 12, 9, expansion_token=6, attends_to_expansion=True),
+    ):
+        assert spec_of(tmp_path, PoolingChoice(late=other), architectures=["Qwen3Model"]).late == other
+    classes = spec_of(tmp_path, PoolingChoice(late=late), architectures=["Qwen3ForSequenceClassification"])
+    assert classes.late is None
+
+
+@pytest.mark.parametrize("architecture", ["HF_ColBERT", "ColBERT"])
+def test_colbert_is_read_only_on_top_of_bert(tmp_path, architecture):
+    with pytest.raises(InvalidCheckpoint, match="model_type='xlm-roberta': expected bert, because .*ColBERT"):
+        spec_of(tmp_path, architectures=[architecture], model_type="xlm-roberta")
