@@ -94,8 +94,8 @@ def _mask(fields: JsonFields, token_id: TokenId, mask_token: MaskToken, otherwis
     found = next((each for each in map(token_id, names) if each is not None), None)
     if found is None:
         raise InvalidCheckpoint(
-            f"{fields.source}: queries are filled up with masks, and the tokenizer has none of {', '.join(names)}: name "
-            f"its mask_token in tokenizer_config.json{otherwise}"
+            f"{fields.source}: queries are filled up with masks, and the tokenizer has none of {', '.join(names)}: "
+            f"name its mask_token in tokenizer_config.json{otherwise}"
         )
     return found
 

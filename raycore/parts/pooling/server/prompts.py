@@ -209,9 +209,7 @@ def _of_conversations(
     return text_prompts(engine, texts, param, cut, kind, adds_special_tokens=bool(request.add_special_tokens))
 
 
-def _cut_ids(
-    engine: ServingEngine, token_ids: list[int], where: str, cut: Cut, kind: InputType | None
-) -> list[int]:
+def _cut_ids(engine: ServingEngine, token_ids: list[int], where: str, cut: Cut, kind: InputType | None) -> list[int]:
     if not token_ids:
         raise APIError(400, f"{where} is an empty list: it has no tokens", param=_field(where))
     if cut.max_tokens is not None and len(token_ids) > cut.max_tokens:

@@ -244,5 +244,5 @@ def test_decoders_refuse_masks_that_no_token_sees(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["HF_ColBERT", "ColBERT"])
 def test_colbert_is_read_only_on_top_of_bert(tmp_path, architecture):
-    with pytest.raises(InvalidCheckpoint, match="model_type='xlm-roberta': expected bert, because .*ColBERT"):
+    with pytest.raises(InvalidCheckpoint, match=r"model_type='xlm-roberta': expected bert, because .*ColBERT"):
         spec_of(tmp_path, architectures=[architecture], model_type="xlm-roberta")
