@@ -117,8 +117,7 @@ def _check(config: JsonFields) -> None:
         if config.get(key) not in (None, expected):
             raise config.error(key, str(expected).lower() if expected is True else expected)
     for key in _LIMITS:
-        limits = config.get(key)
-        if any(limits if isinstance(limits, list) else [limits]):
+        if config.get(key) and any(config.list_(key) or []):
             raise config.error(key, "none, or 0 for every layer, because gates with a limit aren't supported")
     size, num_shared = config.int_("moe_intermediate_size"), config.optional_int("n_shared_experts", low=0) or 0
     # of one shared expert, or of all

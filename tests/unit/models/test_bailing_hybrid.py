@@ -69,7 +69,7 @@ def test_every_sixth_layer_of_ling_has_latent_attention(tmp_path: Path, name: st
         ({"scoring_func": "softmax"}, "scoring_func='softmax': expected sigmoid"),
         ({"topk_method": "greedy"}, "topk_method='greedy': expected noaux_tc"),
         ({"expert_swiglu_limit_list": [0, 7.0]}, r"expert_swiglu_limit_list=\[0, 7.0\]: expected none, or 0"),
-        ({"share_expert_swiglu_limit_list": 7.0}, "share_expert_swiglu_limit_list=7.0: expected none, or 0"),
+        ({"share_expert_swiglu_limit_list": 7.0}, "share_expert_swiglu_limit_list=7.0: expected a list"),
         (
             {"moe_shared_expert_intermediate_size": 100},
             "moe_shared_expert_intermediate_size=100: expected moe_intermediate_size=768",
