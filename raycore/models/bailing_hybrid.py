@@ -115,7 +115,7 @@ def _check(config: JsonFields) -> None:
     """Raise InvalidCheckpoint if config.json says that the model computes something else than is computed here."""
     for key, expected in _KNOWN.items():
         if config.get(key) not in (None, expected):
-            raise config.error(key, str(expected).lower() if expected is True else expected)
+            raise config.error(key, "true" if expected is True else str(expected))
     for key in _LIMITS:
         if config.get(key) and any(config.list_(key) or []):
             raise config.error(key, "none, or 0 for every layer, because gates with a limit aren't supported")
