@@ -11,7 +11,7 @@ import msgspec
 
 from raycore.json_fields import JsonFields
 from raycore.models.deepseek_v3 import latent_config, latent_parts
-from raycore.models.family import DEFAULTS, Family, fields_of
+from raycore.models.family import DEFAULTS, Family, check_known, fields_of
 from raycore.models.kimi_linear import OTHER_KEYS
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.state import state_layers
@@ -113,9 +113,7 @@ def _parts(config: JsonFields) -> Parts:
 
 def _check(config: JsonFields) -> None:
     """Raise InvalidCheckpoint if config.json says that the model computes something else than is computed here."""
-    for key, expected in _KNOWN.items():
-        if config.get(key) not in (None, expected):
-            raise config.error(key, "true" if expected is True else str(expected))
+    check_known(config, _KNOWN)
     for key in _LIMITS:
         if config.get(key) and any(config.list_(key) or []):
             raise config.error(key, "none, or 0 for every layer, because gates with a limit aren't supported")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, check_known, plain_parts
 from raycore.models.mixers.latent import latent_heads, latent_scale
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts
@@ -97,9 +97,7 @@ def latent_parts(config: JsonFields, router: ExpertChoice, *, is_adjacent: bool,
 
 def refuse_other_routers(config: JsonFields) -> None:
     """Raise InvalidCheckpoint if config.json names another router than that of DeepSeek-V3."""
-    for key, expected in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-        if config.get(key) not in (None, expected):
-            raise config.error(key, expected)
+    check_known(config, {"scoring_func": "sigmoid", "topk_method": "noaux_tc"})
 
 
 def _parts(config: JsonFields) -> Parts:

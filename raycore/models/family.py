@@ -52,6 +52,16 @@ def gate(config: JsonFields, key: str = "hidden_act") -> Gate:
     return read_activation(config, key, get_args(GateName))
 
 
+def check_known(config: JsonFields, known: Mapping[str, Any]) -> None:
+    """Raise InvalidCheckpoint if config.json gives another value than the only one that is computed here.
+
+    `known`: that value by key. A key may be missing or null.
+    """
+    for key, expected in known.items():
+        if config.get(key) not in (None, expected):
+            raise config.error(key, "true" if expected is True else str(expected))
+
+
 def same_window(config: JsonFields) -> list[int | None]:
     """Return the windows of a family whose layers all have the window `sliding_window`, if there is one."""
     layer_types = config.list_("layer_types")

@@ -11,7 +11,7 @@ import msgspec
 
 from raycore.json_fields import JsonFields
 from raycore.models.deepseek_v3 import latent_config, latent_parts
-from raycore.models.family import DEFAULTS, Family, fields_of
+from raycore.models.family import DEFAULTS, Family, check_known, fields_of
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.state import state_layers
 from raycore.models.spec import Parts, TensorNames
@@ -87,9 +87,7 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(config: JsonFields) -> Parts:
-    for key, expected in (("moe_router_activation_func", "sigmoid"), ("hidden_act", "silu")):
-        if config.get(key) not in (None, expected):
-            raise config.error(key, expected)
+    check_known(config, {"moe_router_activation_func": "sigmoid", "hidden_act": "silu"})
     if not config.bool_("mla_use_nope"):
         raise config.error("mla_use_nope", "true, because latent attention with rotation isn't known of this family")
     head_dim = config.int_("linear_head_dim")
