@@ -10,30 +10,14 @@ from encoder_equality import check_results, configured, prompts
 from pooled_equality import TOLERANCE, pool
 
 from raycore.client.inputs import parse_prompts
-from raycore.engine.core import EngineCore
 from raycore.errors import InvalidCheckpoint, InvalidConfig, InvalidRequest
-from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
 from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
 from raycore.text.pairs import PairFormat, pair_prompts
 from raycore.text.tokenizer import Tokenizer
-from raycore.worker.rank import RankIdentity
 
 ARCHITECTURES = [family + head for family in FAMILIES for head in HEADS if head != "ForMaskedLM"]
 PAIRS = [("the quick fox", "jumps over the lazy dog"), ("fox", "the the"), ("hello world", "x" * 40)]
-
-
-@pytest.fixture
-def make_core():
-    cores: list[EngineCore] = []
-
-    def make(config):
-        cores.append(EngineCore(config, InlineExecutor(config, RankIdentity(0, 1))))
-        return cores[-1]
-
-    yield make
-    for core in cores:
-        core.shutdown()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -21,29 +21,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from raycore.engine.core import EngineCore
 from raycore.errors import InvalidRequest
-from raycore.executor.inline import InlineExecutor
 from raycore.parts.pooling.client.pooling import resolved
 from raycore.pooling_params import PoolingParams
-from raycore.worker.rank import RankIdentity
 
 SIZE = 24
 TEXT = [0, 41, 42, 43, 44, 45, 2]
 """Special tokens and those between. 43 is skipped in documents."""
-
-
-@pytest.fixture
-def make_core():
-    cores: list[EngineCore] = []
-
-    def make(config):
-        cores.append(EngineCore(config, InlineExecutor(config, RankIdentity(0, 1))))
-        return cores[-1]
-
-    yield make
-    for core in cores:
-        core.shutdown()
 
 
 def add_tokens(path: Path, *tokens: str) -> list[int]:

@@ -7,30 +7,14 @@ import pytest
 from pooled_equality import PoolingCheckpoints, check_every_schedule, configured, pool
 from pooling_checkpoints import CASES, prompts
 
-from raycore.engine.core import EngineCore
-from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
 from raycore.parts.pooling.client.pooling import PLACEHOLDER, resolved
 from raycore.pooling_params import PoolingParams
-from raycore.worker.rank import RankIdentity
 
 
 @pytest.fixture(scope="module")
 def pooling_checkpoints(tmp_path_factory):
     return PoolingCheckpoints(lambda: tmp_path_factory.mktemp("pooling"))
-
-
-@pytest.fixture
-def make_core():
-    cores: list[EngineCore] = []
-
-    def make(config):
-        cores.append(EngineCore(config, InlineExecutor(config, RankIdentity(0, 1))))
-        return cores[-1]
-
-    yield make
-    for core in cores:
-        core.shutdown()
 
 
 @pytest.mark.parametrize("name", CASES)
