@@ -175,13 +175,8 @@ def prompts() -> list[list[int]]:
 def reference(path: Path, some: list[list[int]] | None = None) -> list[list[int]]:
     """Greedy continuations of `prompts()`, or of `some`, one prompt at a time, by transformers in float32."""
     import torch
-    import transformers
 
-    torch.set_num_threads(1)  # more only wait for each other here, for long if something else computes
-    if _plain(path).exists():
-        path = _plain(path)
-    made_by = auto_class(transformers.AutoConfig.from_pretrained(path))
-    model = made_by.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    model = _loaded(path)
     outputs: list[list[int]] = []
     for prompt in prompts() if some is None else some:
         generated = model.generate(
@@ -192,3 +187,31 @@ def reference(path: Path, some: list[list[int]] | None = None) -> list[list[int]
         )
         outputs.append(generated[0, len(prompt) :].tolist())
     return outputs
+
+
+def predicted(path: Path, some: list[list[int]], continuations: list[list[int]]) -> list[list[int]]:
+    """For each token of these continuations of `some`, what transformers predicts from all tokens before it.
+
+    It equals the continuations if, and only if, they are those of `reference`, and takes a single step for each prompt.
+    """
+    import torch
+
+    model = _loaded(path)
+    outputs: list[list[int]] = []
+    for prompt, continuation in zip(some, continuations, strict=True):
+        with torch.inference_mode():
+            logits_TV = model(torch.tensor([[*prompt, *continuation[:-1]]])).logits[0, len(prompt) - 1 :]
+        outputs.append(logits_TV.argmax(-1).tolist())
+    return outputs
+
+
+def _loaded(path: Path) -> Any:
+    """The checkpoint's model, by transformers in float32."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)  # more only wait for each other here, for long if something else computes
+    if _plain(path).exists():
+        path = _plain(path)
+    made_by = auto_class(transformers.AutoConfig.from_pretrained(path))
+    return made_by.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")

@@ -34,7 +34,13 @@ DENSE: dict[str, Toy] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "sliding_window": 17,
         },
-        {"sliding_window": None, "layer_types": ["full_attention"] * 3, "rope_parameters.rope_theta": 100.0},
+        {
+            "sliding_window": 5,
+            "layer_types": ["full_attention"] * 3,
+            # a model without windows, whose layers all rotate
+            "sliding_window, layer_types": (None, ["full_attention"] * 3),
+            "rope_parameters.rope_theta": 100.0,
+        },
         is_plain=True,
     ),
     # caps that scores and logits come near

@@ -15,8 +15,8 @@ class Toy(NamedTuple):
     """They are added to `SIZES` or replace them."""
     switches: Mapping[str, Any] = {}
     """Other values of keys of config.json, each of which changes what the model generates. Where a key is in an object
-    in config.json, their names have a dot between them. `tests/unit/models/test_switches.py` turns one after the
-    other."""
+    in config.json, their names have a dot between them. Keys that only make sense together have a comma between them,
+    and a tuple of values. `tests/unit/models/test_switches.py` turns one after the other."""
     is_plain: bool = False
     """Whether other toys have every part of it, so that few schedules show what config.json and the names of tensors
     may hide."""

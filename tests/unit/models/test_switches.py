@@ -1,6 +1,7 @@
-"""Settings of config.json, turned one after the other: each changes the tokens of the small checkpoint of its family.
+"""Settings of config.json, turned one after the other in the small checkpoint of their family.
 
-So the comparisons with transformers, whose tokens these are, would fail if raycore read one of them wrongly.
+Each changes the tokens, so the comparisons with transformers would fail if raycore didn't read it. What it then
+generates is what transformers' model predicts, too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 from equality import generate
-from families import FAMILIES, make_checkpoint, prompts
+from families import FAMILIES, make_checkpoint, predicted, prompts
 
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
@@ -30,24 +31,29 @@ def tokens(path: Path) -> list[list[int]]:
 
 
 def turn(config: dict[str, Any], key: str, value: Any) -> None:
-    """Set a key, which may be of an object in another one: `outer.inner`."""
-    *outer, last = key.split(".")
-    for each in outer:
-        config = config[each]
-    assert config.get(last) != value, f"{key} is {value} already"
-    config[last] = value
+    """Set a switch of a toy, as `Toy.switches` has it."""
+    for each, own in zip(key.split(", "), value, strict=True) if ", " in key else [(key, value)]:
+        fields = config
+        *outer, last = each.split(".")
+        for name in outer:
+            fields = fields[name]
+        assert fields.get(last) != own, f"{each} is {own} already"
+        fields[last] = own
 
 
 @pytest.mark.parametrize("family", [family for family, toy in FAMILIES.items() if toy.switches])
-def test_every_switch_changes_the_tokens(family: str, tmp_path: Path) -> None:
+def test_every_switch_changes_the_tokens_as_in_transformers(family: str, tmp_path: Path) -> None:
     path = make_checkpoint(family, tmp_path)
     config_file = path / "config.json"
-    config, expected = config_file.read_text(), tokens(path)
-    unnoticed: list[str] = []
+    config, unturned = config_file.read_text(), tokens(path)
+    unnoticed, different = list[str](), list[str]()
     for key, value in FAMILIES[family].switches.items():
         fields = json.loads(config)
         turn(fields, key, value)
         config_file.write_text(json.dumps(fields))
-        if tokens(path) == expected:
+        found = tokens(path)
+        if found == unturned:
             unnoticed.append(key)
-    assert unnoticed == []
+        if predicted(path, PROMPTS, found) != found:
+            different.append(key)
+    assert (unnoticed, different) == ([], [])
