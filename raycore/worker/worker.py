@@ -38,6 +38,7 @@ from raycore.worker.core import NoRunner, WorkerCore, WorkerHooks
 from raycore.worker.extension_views import ModelConfigView, ModelRunnerView, ModelView
 from raycore.worker.failures import fails_together
 from raycore.worker.health import check_device
+from raycore.worker.huge_pages import HugePages
 from raycore.worker.part import WorkerPart, has_parts
 from raycore.worker.protocol import WorkerProtocol
 from raycore.worker.rank import WorkerRank
@@ -65,6 +66,7 @@ PARTS: tuple[type[WorkerPart], ...] = (
     WorkerTransfers,
     WorkerWeightUpdates,
     WorkerWeights,
+    HugePages,
     ExpertRegrouping,
     RoutedExpertsOfWorker,
     PoolsHidden,
