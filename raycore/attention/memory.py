@@ -24,7 +24,10 @@ class AttentionMemory(MixerMemory):
         heads = self._heads
         numbers = (2, 2) if is_native else (5, 6)
         gates = 2 if self.spec.attention_gate == "elements" else 0
-        return ((numbers[0] + gates) * heads.num_heads + numbers[1] * heads.num_kv_heads) * heads.head_dim
+        # plain torch normalizes copies in float32
+        norms = 3 if is_native and self.spec.qk_norm == "own_heads" else 0
+        of_queries, of_keys = numbers[0] + gates + norms, numbers[1] + norms
+        return (of_queries * heads.num_heads + of_keys * heads.num_kv_heads) * heads.head_dim
 
     def exchanged_bytes(self) -> int:
         return exchanged_bytes(self, self._heads.head_dim, self._heads.head_dim)

@@ -28,7 +28,7 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
     """
     if not spec.encodes_only:
         yield spec.names.embedding, (spec.vocab_size, spec.hidden_size)
-        yield spec.names.final_norm, (spec.hidden_size,)
+        yield from _norm(spec, spec.names.final_norm)
     if spec.has_head or (spec.pooling is not None and spec.pooling.uses_head_rows):
         yield spec.names.head, (spec.vocab_size, spec.hidden_size)
     if spec.pooling is not None:
@@ -68,7 +68,12 @@ def layer_prefix(has_tensor: Callable[[str], bool] = lambda name: False) -> str:
 
 def _norms(spec: ModelSpec, layer: int, prefix: str) -> Shapes:
     for name in spec.norms(layer).given:
-        yield f"{prefix}{name}.weight", (spec.hidden_size,)
+        yield from _norm(spec, f"{prefix}{name}")
+
+
+def _norm(spec: ModelSpec, name: str) -> Shapes:
+    for tensor in spec.norm_tensors(name):
+        yield tensor, (spec.hidden_size,)
 
 
 def part_tensors(spec: ModelSpec, part: LayerPart, prefix: str, num_inputs: int | None = None) -> Shapes:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
 from raycore.decoder.mixer import Mixer
-from raycore.layers.norm import WidthNorm
+from raycore.layers.norm import OwnHeadNorm, WidthNorm
 from raycore.layers.operations import Operations
 from raycore.layers.part_place import PartPlace
 from raycore.layers.rope import PairOrder
@@ -35,7 +35,7 @@ class AttentionMixer(Mixer):
 
     _PARTS: ClassVar[Mapping[str, str]] = {
         "_qkv": "qkv_proj",
-        "_width_norm": "qk_norm",
+        "_qk_norm": "qk_norm",
         "_gate": "gate_proj",
         "o": "o_proj",
     }
@@ -52,7 +52,7 @@ class AttentionMixer(Mixer):
         self._kept = {name: getattr(weights, name) for name in ("q_norm_H", "k_norm_H", "sinks_N")}
         sinks_N = None if weights.sinks_N is None else weights.sinks_N.to(operations.device)
         self.constants = MixerConstants(qk_norm(spec, weights, place.index, ranks.size, operations.device), sinks_N)
-        self._width_norm = self._make_width_norm(spec, weights, ranks, operations)
+        self._qk_norm = self._make_qk_norm(spec, weights, ranks, operations)
         reorder = partial(reorder_heads_, heads=self._rotated, head_dim=spec.head_dim, reordered=self._order.pairs)
         if isinstance(weights.qkv_OD, IntegerParts):
             _reorder_parts_(weights.qkv_OD, weights.qkv_bias_O, reorder)
@@ -68,8 +68,8 @@ class AttentionMixer(Mixer):
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the result of attention, for the input of the query, key and value projections. Stores the latter."""
         qkv_TO = self._qkv(x_TI)
-        if self._width_norm is not None:
-            self._width_norm.apply_(qkv_TO)
+        if self._qk_norm is not None:
+            self._qk_norm.apply_(qkv_TO)
         if self._is_gated:
             return self._gated(x_TI, qkv_TO, attention)
         return attention(self._stage_index, qkv_TO)
@@ -115,17 +115,18 @@ class AttentionMixer(Mixer):
                 heads = every_second if part.first_output < num_q else [slice(None)]
                 reorder_heads_(part.b_RO.t(), heads, spec.head_dim, order.pairs)
 
-    def _make_width_norm(
+    def _make_qk_norm(
         self, spec: ModelSpec, weights: AttentionWeights, ranks: TensorParallel, operations: Operations
-    ) -> WidthNorm | None:
-        if spec.qk_norm != "width":
+    ) -> WidthNorm | OwnHeadNorm | None:
+        """Return the norms of queries and keys that come before what `Attention` does. None: there are none."""
+        if spec.qk_norm not in ("width", "own_heads"):
             return None
         assert weights.q_norm_H is not None, "the model has such norms"
         assert weights.k_norm_H is not None, "the model has such norms"
-        q_weight_O, k_weight_O = (
-            self._order.pairs(each.view(-1, spec.head_dim)).flatten().float() + spec.norm_offset
-            for each in (weights.q_norm_H, weights.k_norm_H)
-        )
+        of_heads = (self._order.pairs(each.view(-1, spec.head_dim)) for each in (weights.q_norm_H, weights.k_norm_H))
+        if spec.qk_norm == "own_heads":
+            return operations.own_head_norm(torch.cat([*of_heads]), spec.rms_norm_eps)
+        q_weight_O, k_weight_O = (each_NH.flatten().float() + spec.norm_offset for each_NH in of_heads)
         return operations.width_norm(q_weight_O, k_weight_O, spec.rms_norm_eps, ranks)
 
 

@@ -248,6 +248,7 @@ class Layer:
         """
         self._stage_index = stage_index
         self._residual_multiplier = spec.residual_multiplier
+        self._is_parallel = spec.is_parallel
         self._norms = {name: getattr(weights, name) for name in _NORMS}
         self.input_norm = make_norm(weights.before_attention_D, spec, operations)
         self._after_attention = make_norm(weights.after_attention_D, spec, operations)
@@ -276,14 +277,24 @@ class Layer:
 
     def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
         """Return the layer's output for hidden states and the result of attention. Overwrites `h_TD`."""
-        if self._after_attention is None and self._residual_multiplier == 1.0:
-            h_TD = self.mixer.o.add_to(h_TD, out_TO)
+        if self._is_parallel:
+            x_TD = self._fed(h_TD)
+            h_TD = self._add_attention(h_TD, out_TO)
         else:
-            h_TD = self._add(h_TD, self.mixer.o(out_TO), self._after_attention)
-        x_TD = h_TD if self._post_norm is None else self._post_norm(h_TD)
+            h_TD = self._add_attention(h_TD, out_TO)
+            x_TD = self._fed(h_TD)
         if self._after_feed_forward is None and self._residual_multiplier == 1.0:
             return self.feed_forward.add_to(h_TD, x_TD)
         return self._add(h_TD, self.feed_forward.apply(x_TD), self._after_feed_forward)
+
+    def _fed(self, h_TD: Tensor) -> Tensor:
+        """Return what the feed-forward part gets of hidden states."""
+        return h_TD if self._post_norm is None else self._post_norm(h_TD)
+
+    def _add_attention(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
+        if self._after_attention is None and self._residual_multiplier == 1.0:
+            return self.mixer.o.add_to(h_TD, out_TO)
+        return self._add(h_TD, self.mixer.o(out_TO), self._after_attention)
 
     def _add(self, h_TD: Tensor, out_TD: Tensor, norm: Norm | None) -> Tensor:
         """Add a block's result to hidden states, normalized and multiplied."""
@@ -299,8 +310,15 @@ def make_norm(weight_D: Tensor | None, spec: ModelSpec, operations: Operations) 
     return None if weight_D is None else _norm(weight_D, spec, operations)
 
 
-def _norm(weight_D: Tensor, spec: ModelSpec, operations: Operations) -> Norm:
-    return operations.rms_norm(weight_D, spec.rms_norm_eps, spec.norm_offset)
+def _norm(norm_XD: Tensor, spec: ModelSpec, operations: Operations) -> Norm:
+    """Return the norm with this weight, [D], [2, D] with a bias, or [0, D] without either."""
+    if spec.norm == "rms":
+        return operations.rms_norm(norm_XD, spec.rms_norm_eps, spec.norm_offset)
+    # copies, because weights that are replaced or moved are tensors of their own
+    rows = [row_D.clone() for row_D in norm_XD.view(-1, spec.hidden_size)] or [norm_XD.new_ones(spec.hidden_size)]
+    if spec.norm_offset:
+        rows[0] += spec.norm_offset
+    return operations.layer_norm(rows[0], rows[1] if len(rows) > 1 else None, spec.rms_norm_eps)
 
 
 def _dtype_of(weights: DecoderWeights) -> torch.dtype:

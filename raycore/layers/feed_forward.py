@@ -11,6 +11,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from raycore.layers.linear import Linear
+from raycore.layers.operations import Activation
 from raycore.layers.part_place import PartPlace, unadapted
 from raycore.weights.layer_part_weights import LayerPartWeights, MlpWeights
 
@@ -37,16 +38,19 @@ class FeedForward(ABC):
 class DenseFeedForward(FeedForward):
     """A feed-forward network: `down(activation(gate(x)) · up(x))`, or `down(activation(up(x)))`."""
 
-    def __init__(self, place: PartPlace, weights: MlpWeights) -> None:
+    def __init__(self, place: PartPlace, weights: MlpWeights, activation: Activation | None = None) -> None:
+        """`activation`: of a network without a gate. None: the one that the model's `gate` names."""
         spec, operations, ranks, adapt = place.spec, place.operations, place.ranks, place.adapt
+        # kernels compute the gate, too, if nothing is between
+        around: Callable[[Linear], Linear] | None = (
+            None if adapt is unadapted else lambda linear: adapt(linear, "gate_up", None)
+        )
         if spec.is_gated:
-            # kernels compute the gate, too, if nothing is between
-            around: Callable[[Linear], Linear] | None = (
-                None if adapt is unadapted else lambda linear: adapt(linear, "gate_up", None)
-            )
             self.gate_up = operations.gated_linear(weights.gate_up_FD, weights.gate_up_bias, around, spec.gate)
         else:
-            self.gate_up = operations.activated_linear(weights.gate_up_FD, weights.gate_up_bias, spec.gate)
+            self.gate_up = operations.activated_linear(
+                weights.gate_up_FD, weights.gate_up_bias, activation or spec.gate, around
+            )
         self.down = adapt(operations.linear(weights.down_DF, weights.down_bias, ranks), "down", ranks)
 
     def apply(self, x_TD: Tensor) -> Tensor:

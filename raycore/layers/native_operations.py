@@ -11,7 +11,7 @@ from raycore.kernels.gates import has_kernels, native_gate_arguments
 from raycore.layers.head_linear import PerHeadLinear
 from raycore.layers.integer_linear import GatedIntegerLinear, IntegerLinear, LinearOfParts
 from raycore.layers.linear import Linear, can_pack
-from raycore.layers.operations import AddNorm, GatedLinear, Norm, Operations
+from raycore.layers.operations import Activation, AddNorm, GatedLinear, Norm, Operations
 from raycore.layers.panels import PANEL_OUTPUTS, one_after_the_other, side_by_side, unpack_panels
 from raycore.models.spec import Gate
 from raycore.weights.fp8_weight import Fp8Weight
@@ -92,9 +92,16 @@ class NativeOperations(Operations):
     def add_layer_norm(self, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, keeps_sum: bool) -> AddNorm:
         return _NativeAddLayerNorm(weight_D, bias_D, eps, keeps_sum=keeps_sum)
 
-    def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
-        if not isinstance(up_OI, Tensor) or not has_kernels(activation) or not _is_native(up_OI):
-            return super().activated_linear(up_OI, bias_O, activation)
+    def activated_linear(
+        self,
+        up_OI: Weight,
+        bias_O: Tensor | None,
+        activation: Activation,
+        around: Callable[[Linear], Linear] | None = None,
+    ) -> GatedLinear:
+        is_known = not callable(activation) and has_kernels(activation)
+        if around is not None or not is_known or not isinstance(up_OI, Tensor) or not _is_native(up_OI):
+            return super().activated_linear(up_OI, bias_O, activation, around)
         return _ActivatedPanelLinear(up_OI, bias_O, activation, shortens=self._shortens)
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:

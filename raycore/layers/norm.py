@@ -140,6 +140,32 @@ class WidthNorm:
             part.copy_((wide_TO * inverse_T1).mul_(weight))
 
 
+class OwnHeadNorm:
+    """A layer norm of each query and key head, with weights of its own and no bias."""
+
+    def __init__(self, weight_NH: Tensor, eps: float, *, batch_invariant: bool = False) -> None:
+        """
+        Args:
+            weight_NH: for the rank's query heads, then its key heads.
+            batch_invariant: make the bits of a row's result independent of the other rows.
+        """
+        self._weight_NH = weight_NH.float()
+        self._eps = eps
+        self._batch_invariant = batch_invariant
+
+    def apply_(self, qkv_TO: Tensor) -> None:
+        """Normalize the queries and keys of the rank's rows [T, O] in place."""
+        num_heads, head_dim = self._weight_NH.shape
+        heads_TNH = qkv_TO[:, : num_heads * head_dim].view(len(qkv_TO), num_heads, head_dim)
+        heads_TNH.copy_(
+            on_one_thread(self._normalized, heads_TNH) if self._batch_invariant else self._normalized(heads_TNH)
+        )
+
+    def _normalized(self, heads_TNH: Tensor) -> Tensor:
+        wide_TNH = heads_TNH.float()
+        return functional.layer_norm(wide_TNH, wide_TNH.shape[2:], None, None, self._eps).mul_(self._weight_NH)
+
+
 class GroupNorm:
     """An RMS norm of each of several groups of elements. A single group may be divided over tensor-parallel ranks."""
 

@@ -27,7 +27,7 @@ from raycore.layers.linear import (
     TiledLinear,
     make_linear,
 )
-from raycore.layers.norm import AddLayerNorm, GroupNorm, LayerNorm, RMSNorm, WidthNorm
+from raycore.layers.norm import AddLayerNorm, GroupNorm, LayerNorm, OwnHeadNorm, RMSNorm, WidthNorm
 from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread, row_by_row
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -38,6 +38,10 @@ from raycore.weights.fp8_weight import Fp8Weight, quantize_rows
 from raycore.weights.integer_parts import IntegerParts
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.weight import Weight
+
+Activation = Gate | Callable[[Tensor], Tensor]
+"""An activation's name, or what computes it: gets [T, F], which it may overwrite, and returns [T, F]. A row of the
+result depends only on the same row."""
 
 
 class GatedLinear(Protocol):
@@ -161,13 +165,23 @@ class Operations:
         weight_D, bias_D = weight_D.to(self.device), None if bias_D is None else bias_D.to(self.device)
         return AddLayerNorm(weight_D, bias_D, eps, keeps_sum=keeps_sum, batch_invariant=self._batch_invariant)
 
-    def activated_linear(self, up_OI: Weight, bias_O: Tensor | None, activation: Gate) -> GatedLinear:
-        """Return a linear layer with the activation of this name after it."""
-        compute = partial(activate, activation)
+    def activated_linear(
+        self,
+        up_OI: Weight,
+        bias_O: Tensor | None,
+        activation: Activation,
+        around: Callable[[Linear], Linear] | None = None,
+    ) -> GatedLinear:
+        """Return a linear layer with an activation after it.
+
+        `around`: returns the linear layer with what is around it.
+        """
+        compute = activation if callable(activation) else partial(activate, activation)
         if self._batch_invariant:
             # torch's own kernel for GELU needs no loop for each row
             compute = partial(on_one_thread, compute if activation == "gelu" else row_by_row(compute))
-        return _GatedLinear(self.linear(up_OI, bias_O), compute)
+        up = self.linear(up_OI, bias_O)
+        return _GatedLinear(up if around is None else around(up), compute)
 
     def gated_linear(
         self,
@@ -197,6 +211,10 @@ class Operations:
         """Return the norms of queries and keys over all heads together. The arguments are those of `WidthNorm`."""
         weights = q_weight_O.to(self.device), k_weight_O.to(self.device)
         return WidthNorm(*weights, eps, ranks, batch_invariant=self._batch_invariant)
+
+    def own_head_norm(self, weight_NH: Tensor, eps: float) -> OwnHeadNorm:
+        """Return the layer norms of query and key heads. The arguments are those of `OwnHeadNorm`."""
+        return OwnHeadNorm(weight_NH.to(self.device), eps, batch_invariant=self._batch_invariant)
 
     def group_norm(self, weight_O: Tensor, num_groups: int, eps: float, ranks: TensorParallel) -> Norm:
         """Return the norm of groups of elements. The arguments are those of `GroupNorm`."""

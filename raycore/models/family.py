@@ -52,6 +52,11 @@ def gate(config: JsonFields, key: str = "hidden_act") -> Gate:
     return read_activation(config, key, get_args(GateName))
 
 
+def norm_eps_at(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return a `Family.convert_config` for families whose config.json calls the norms' `rms_norm_eps` so."""
+    return lambda config: config | {"rms_norm_eps": config[key]} if key in config else config
+
+
 def check_known(config: JsonFields, known: Mapping[str, Any]) -> None:
     """Raise InvalidCheckpoint if config.json gives another value than the only one that is computed here.
 

@@ -5,19 +5,22 @@ Those with experts are in `raycore.parts.experts.models`. Does not import torch.
 
 from __future__ import annotations
 
-__all__ = ["DENSE", "DenseSpec", "FeedForwardSpec", "HasTensor", "NoFeedForward", "feed_forwards_of"]
+__all__ = ["DENSE", "DenseSpec", "FeedForwardSpec", "HasTensor", "NoFeedForward", "XieluSpec", "feed_forwards_of"]
 
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, ClassVar
 
-from raycore.models.layer_part import LayerPart
+import msgspec
+
+from raycore.models.layer_part import LayerPart, PartTensor
 from raycore.models.linears import FusedLinear
 from raycore.models.rows import divided, stored_together, whole
 
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec  # it has feed-forward parts
 
+_FLOAT32_BYTES = 4
 HasTensor = Callable[[str], bool]
 """Whether a checkpoint has a tensor of this name."""
 
@@ -97,6 +100,36 @@ class DenseSpec(FeedForwardSpec, frozen=True):
         return max(mixed, own) if is_native else mixed + own
 
 
+class XieluSpec(DenseSpec, frozen=True):
+    """The dense network without a gate, with the activation xIELU, which has weights in each layer."""
+
+    has_constants: bool = True
+    """Whether the checkpoint has the two constants of the activation, which have the same values in all models."""
+
+    computed_by: ClassVar[str] = "raycore.layers.xielu.XieluFeedForward"
+    weights_class: ClassVar[str] = "raycore.weights.layer_part_weights.XieluWeights"
+    described: ClassVar[str] = "has a feed-forward part with xIELU"
+    by_torch: ClassVar[str] = "activations (xIELU)"
+
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
+        alphas, constants = (
+            tuple(whole(f"mlp.act_fn.{name}", 1) for name in names)
+            for names in (("alpha_p", "alpha_n"), ("beta", "eps"))
+        )
+        numbers = PartTensor("alphas_2", alphas), PartTensor("constants_2", constants, shape=())
+        return numbers if self.has_constants else numbers[:1]
+
+    def token_bytes(
+        self, model: ModelSpec, mixed: int, tp_size: int, item_size: int, num_engines: int, *, is_native: bool
+    ) -> int:
+        # plain torch has a mask, and up to four copies in float32
+        own = (2 * item_size + 4 * _FLOAT32_BYTES + 1) * model.intermediate_size // tp_size
+        return max(mixed, own) if is_native else mixed + own
+
+    def stored(self, model: ModelSpec, has_tensor: HasTensor) -> XieluSpec:
+        return msgspec.structs.replace(self, has_constants=has_tensor(f"{model.names.layer(0)}mlp.act_fn.beta"))
+
+
 class NoFeedForward(FeedForwardSpec, frozen=True):
     """What stands in place of a feed-forward part in a layer that has a mixer alone."""
 
@@ -118,13 +151,15 @@ class NoFeedForward(FeedForwardSpec, frozen=True):
 
 DENSE = DenseSpec()
 """The dense feed-forward part of any model."""
+XIELU = XieluSpec()
+"""That of models with xIELU."""
 NO_FEED_FORWARD = NoFeedForward()
 """That of layers of any model that have none."""
 
 
 def feed_forwards_of(model: ModelSpec) -> list[FeedForwardSpec]:
     """Return the feed-forward parts, by layer of the model."""
-    moe = model.moe
-    parts = [DENSE] * model.num_layers if moe is None else [moe if each else DENSE for each in moe.sparse_layers]
+    moe, dense = model.moe, XIELU if model.dense == "xielu" else DENSE
+    parts = [dense] * model.num_layers if moe is None else [moe if each else dense for each in moe.sparse_layers]
     alone = model.parts_alone or [None] * len(parts)
     return [NO_FEED_FORWARD if only == "mixer" else part for only, part in zip(alone, parts, strict=True)]

@@ -72,6 +72,8 @@ class LayerPart(msgspec.Struct, frozen=True):
     """What a layer with such a part does or has, in errors: `this layer ...`."""
     is_null: ClassVar[bool] = False
     """Whether it does nothing, and so has no norms around it either."""
+    by_torch: ClassVar[str] = ""
+    """What of it plain torch computes, because no kernels know it. Empty: nothing."""
     refused: ClassVar[Mapping[Refusable, str]] = {}
     """What can't be used with a model that has such a layer, and why: `has layers that ...`."""
 

@@ -11,6 +11,7 @@ __all__ = [
     "LayerNorms",
     "LinearShape",
     "ModelSpec",
+    "NormName",
     "Parts",
     "QueryScale",
     "Roots",
@@ -71,6 +72,12 @@ Gate = GateName | ClampedSwiglu | GateFunction
 """What gated layers compute of their two halves."""
 
 
+NormName = Literal["rms", "layer", "biased_layer", "bare_layer"]
+"""Which norm hidden states get: an RMS norm, or a layer norm with a weight alone, with a bias, too, or with neither."""
+_NORM_TENSORS = {"biased_layer": ["weight", "bias"], "bare_layer": []}
+"""What tensors norms have, but those that have a weight alone."""
+
+
 class Roots(msgspec.Struct, frozen=True):
     """How the names of a checkpoint's tensors begin."""
 
@@ -106,6 +113,7 @@ class TensorNames(msgspec.Struct, frozen=True):
     up: str = "mlp.up_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    """Those of `own_heads` may have `{}` in place of a head's number: then each head has a tensor of its own."""
     attention_gate: str = "self_attn.gate_proj"
     last_norm: str = "norm"
     """The norm after the last layer."""
@@ -124,7 +132,8 @@ class TensorNames(msgspec.Struct, frozen=True):
 
     @property
     def final_norm(self) -> str:
-        return f"{self.roots.model}{self.last_norm}.weight"
+        """The name of the norm, without that of a tensor."""
+        return f"{self.roots.model}{self.last_norm}"
 
     @property
     def head(self) -> str:
@@ -150,8 +159,8 @@ class LayerNorms(NamedTuple):
 
     @property
     def given(self) -> list[str]:
-        """Those that there are."""
-        return [name for name in self if name is not None]
+        """Those that there are, each once."""
+        return [name for name in dict.fromkeys(self) if name is not None]
 
 
 class LinearShape(msgspec.Struct, frozen=True):
@@ -193,20 +202,27 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["heads", "width"] | None = None
-    """Which RMS norm queries and keys get before the rotation: one for each head, or one over all heads together."""
+    qk_norm: Literal["heads", "width", "own_heads"] | None = None
+    """Which norm queries and keys get before the rotation: an RMS norm of each head, or one over all heads together, or
+    a layer norm of each head with weights of its own."""
     is_rotated_first: bool = False
     """Whether heads get their norms, `heads` ones, after the rotation instead. Plain torch rotates them then."""
     latent: LatentHeads | None = None
     """The sizes of latent attention, in which `qkv_bias` is that of the first projections. None: heads are ordinary."""
     query_scale: QueryScale | None = None
     """How queries grow with their position. None: they don't. Plain torch multiplies them."""
+    norm: NormName = "rms"
     norm_offset: float = 0.0
-    """What is added to the weights of norms, in float32."""
+    """What is added to the weights of norms, in float32. Of layer norms: in the model's data type."""
+    is_parallel: bool = False
+    """Whether a layer's feed-forward part gets the hidden states before the result of attention is added. Its norm may
+    be that of attention, with the same name."""
     gate: Gate = "silu"
     is_gated: bool = True
     """Whether the feed-forward part of dense layers has a gate. Otherwise it is `down(activation(up(x)))`, with the
     activation that `gate` names."""
+    dense: Literal["plain", "xielu"] = "plain"
+    """The kind of dense feed-forward parts. With `xielu`, this activation is in the place of `gate`, without a gate."""
     encoder: EncoderSpec | None = None
     """What an encoder has instead of a decoder's parts. None: it is a decoder."""
     attention_scale: float | None = None
@@ -254,6 +270,7 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
     num_kv_heads: int
     head_dim: int
     rms_norm_eps: float
+    """What norms add to the mean square, or layer norms to the variance."""
     tie_word_embeddings: bool
     max_position_embeddings: int
     dtype: CheckpointDType
@@ -340,6 +357,10 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
         mixing = (None, None) if self.mixers[layer].is_null else (names.before_attention, names.after_attention)
         feeding = names.before_feed_forward, names.after_feed_forward
         return LayerNorms(*mixing, *((None, None) if self.feed_forwards[layer].is_null else feeding))
+
+    def norm_tensors(self, norm: str) -> list[str]:
+        """Return the names of the tensors, [hidden_size], of a norm of hidden states. `norm`: its name."""
+        return [f"{norm}.{tensor}" for tensor in _NORM_TENSORS.get(self.norm, ["weight"])]
 
     @cached_property
     def mixers(self) -> list[MixerSpec]:

@@ -26,7 +26,8 @@ class AttentionWeights(LayerPartWeights):
     qkv_bias_O: Tensor | None = None
     q_norm_H: Tensor | None = None
     k_norm_H: Tensor | None = None
-    """Like `q_norm_H`, for all heads of the rank where the norm is over all heads together."""
+    """Like `q_norm_H`, for all heads of the rank where the norm is over all heads together, or heads have weights of
+    their own."""
     sinks_N: Tensor | None = None
     """Those of this rank's query heads."""
     gate_XD: Weight | None = None

@@ -7,6 +7,7 @@ the dtype of that place.
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -31,6 +32,7 @@ from raycore.weights.staging import Staging
 from raycore.weights.weight import Part, Weight
 
 _DUMMY_STDDEV = 0.02
+_NORM = re.compile(r"norm(s\.\d+)?\.weight$")
 
 
 class CheckpointFill:
@@ -179,7 +181,7 @@ class RandomFill:
         self._seed = seed
 
     def __call__(self, out: Weight, name: str, expected_shape: tuple[int, ...], part: Part) -> None:
-        if isinstance(out, Tensor) and name.lower().endswith("norm.weight"):
+        if isinstance(out, Tensor) and _NORM.search(name.lower()):
             out.fill_(1.0)
             return
         generator = torch.Generator(out.device).manual_seed(zlib.crc32(f"{self._seed} {name}".encode()))

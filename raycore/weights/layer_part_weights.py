@@ -63,3 +63,19 @@ class MlpWeights(LayerPartWeights):
         "down_bias": "mlp.down_proj.bias",
     }
     MULTIPLIED: ClassVar[tuple[str, ...]] = ("gate_up_FD", "down_DF")
+
+
+@dataclass
+class XieluWeights(MlpWeights):
+    """The same with an activation that has weights."""
+
+    alphas_2: Tensor | None = None
+    """What `softplus` makes the factors of positive and of negative inputs, without `beta` of the latter."""
+    constants_2: Tensor | None = None
+    """`beta` and `eps` of the activation. None: those that all models have."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {
+        **MlpWeights.NAMES,
+        "alphas_2": "mlp.act_fn.alphas",
+        "constants_2": "mlp.act_fn.constants",
+    }

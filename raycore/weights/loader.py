@@ -47,7 +47,8 @@ class LayerWeights:
     """The weights of one decoder layer on one rank."""
 
     before_attention_D: torch.Tensor | None
-    """Weights of norms are None where the layer has no such norm: see `TensorNames`."""
+    """Weights of norms are None where the layer has no such norm: see `TensorNames`. They are [2, D] where norms have a
+    bias, which is the second row, and [0, D] where they have no weights."""
     mixer: LayerPartWeights
     after_attention_D: torch.Tensor | None
     before_feed_forward_D: torch.Tensor | None
@@ -197,13 +198,13 @@ class RankLayout:
 
     def decoder(self) -> DecoderWeights:
         """Return the stage's weights."""
-        share, names, hidden = self._share, self._spec.names, self._spec.hidden_size
+        share, names = self._share, self._spec.names
         embed_VD, lm_head_VD = self._embedding_and_head()
         return DecoderWeights(
             embed_VD=embed_VD,
             lm_head_VD=lm_head_VD,
             vocab_start=share.vocab_start,
-            final_norm_D=self.vector(names.final_norm, hidden) if share.has_head else None,
+            final_norm_D=self.norm(names.final_norm) if share.has_head else None,
             layers=[self.layer(index, names.layer(index)) for index in share.layers],
             vision=self._vision() if self._spec.vision is not None and share.is_first else None,
         )
@@ -307,7 +308,17 @@ class RankLayout:
         return out
 
     def _norm(self, prefix: str, name: str | None) -> torch.Tensor | None:
-        return None if name is None else self.vector(f"{prefix}{name}.weight", self._spec.hidden_size)
+        return None if name is None else self.norm(f"{prefix}{name}")
+
+    def norm(self, name: str) -> torch.Tensor:
+        """Return a norm of hidden states: its weight [D], [2, D] with its bias after it, or [0, D] if it has none."""
+        hidden, names = self._spec.hidden_size, self._spec.norm_tensors(name)
+        if len(names) == 1:
+            return self.vector(names[0], hidden)
+        out_XD = self._share.empty(len(names), hidden)
+        for out_D, each in zip(out_XD, names, strict=True):
+            self._fill(out_D, each, (hidden,), (slice(None),))
+        return out_XD
 
     def _fill_rows(self, out_RI: Weight, prefix: str, parts: Sequence[Rows], num_inputs: int) -> None:
         """Have a weight filled with the rank's rows of projections, one below the other."""

@@ -82,6 +82,8 @@ class ComputeBackend:
             "attention": self.attention_by == "torch",
             f"gates ({spec.gate})": not has_kernels(spec.gate),
             "norms over all heads": spec.qk_norm == "width",
+            "layer norms of heads": spec.qk_norm == "own_heads",
+            "layer norms": self.operations_by == "triton" and spec.norm != "rms",
             "rotations before norms": spec.is_rotated_first,
             "scales of queries": spec.query_scale is not None,
             "layers that keep states": any(
@@ -92,6 +94,7 @@ class ComputeBackend:
             # the kernel of experts routes, too
             "routers": self.operations_by == "triton" and spec.has_experts and not has_kernels(spec.gate),
         }
+        by_torch |= {kind.by_torch: True for kind in spec.part_kinds if kind.by_torch}
         known = [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
         return foreign + known
 

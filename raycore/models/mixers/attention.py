@@ -6,7 +6,7 @@ __all__ = ["AttentionHeads"]
 
 from typing import TYPE_CHECKING, ClassVar
 
-from raycore.models.layer_part import PartTensor
+from raycore.models.layer_part import ROWS, PartTensor
 from raycore.models.linears import FusedLinear
 from raycore.models.mixers.spec import NOTHING_CACHED, Cached, Copies, HeadShape, MixerSpec
 from raycore.models.rows import Rows, divided, stored_together, whole
@@ -54,17 +54,24 @@ class AttentionHeads(MixerSpec, frozen=True):
         )
 
     def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
-        found: list[PartTensor] = []
-        if model.qk_norm is not None:
-            q, k = f"{model.names.q_norm}.weight", f"{model.names.k_norm}.weight"
-            q_norm, k_norm = whole(q, model.head_dim), whole(k, model.head_dim)
-            if model.qk_norm == "width":
-                q_norm = self._heads(model, tp_rank, tp_size)._replace(name=q)
-                k_norm = self._keys(model, k, tp_rank, tp_size)
-            found += [PartTensor("q_norm_H", (q_norm,)), PartTensor("k_norm_H", (k_norm,))]
+        found = self._norms(model, tp_rank, tp_size)
         if model.sinks:
             found.append(PartTensor("sinks_N", (divided(_SINKS, model.num_heads, tp_rank, tp_size),)))
         return tuple(found)
+
+    def _norms(self, model: ModelSpec, tp_rank: int, tp_size: int) -> list[PartTensor]:
+        q, k, head_dim = f"{model.names.q_norm}.weight", f"{model.names.k_norm}.weight", model.head_dim
+        if model.qk_norm is None:
+            return []
+        if model.qk_norm == "own_heads":
+            q_heads = divided(q, model.num_heads, tp_rank, tp_size)
+            k_heads = self._key_heads(model, k, tp_rank, tp_size)
+            return [_of_heads("q_norm_H", q_heads, head_dim), _of_heads("k_norm_H", k_heads, head_dim)]
+        q_norm, k_norm = whole(q, head_dim), whole(k, head_dim)
+        if model.qk_norm == "width":
+            q_norm = self._heads(model, tp_rank, tp_size)._replace(name=q)
+            k_norm = self._keys(model, k, tp_rank, tp_size)
+        return [PartTensor("q_norm_H", (q_norm,)), PartTensor("k_norm_H", (k_norm,))]
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:
         heads = self.heads(model, tp_size)
@@ -105,11 +112,22 @@ class AttentionHeads(MixerSpec, frozen=True):
         )
 
     def _keys(self, model: ModelSpec, name: str, tp_rank: int, tp_size: int) -> Rows:
+        total, start, num = self._key_heads(model, name, tp_rank, tp_size)[1:4]
+        return Rows(name, total * model.head_dim, start * model.head_dim, num * model.head_dim)
+
+    def _key_heads(self, model: ModelSpec, name: str, tp_rank: int, tp_size: int) -> Rows:
+        """Return a tensor that has a row for each key-value head."""
         # with more ranks than key-value heads, neighboring ranks hold the same head
-        start = tp_rank * model.num_kv_heads // tp_size * model.head_dim
-        num = model.kv_heads_per_rank(tp_size) * model.head_dim
-        return Rows(name, model.num_kv_heads * model.head_dim, start, num)
+        return Rows(name, model.num_kv_heads, tp_rank * model.num_kv_heads // tp_size, model.kv_heads_per_rank(tp_size))
 
     def _heads(self, model: ModelSpec, tp_rank: int, tp_size: int) -> Rows:
         """Return the outputs of attention, of which the query projection may have more: see `attention_gate`."""
         return divided("", model.num_heads * model.head_dim, tp_rank, tp_size)
+
+
+def _of_heads(field: str, heads: Rows, head_dim: int) -> PartTensor:
+    """Return the norms of heads: rows of a tensor, or tensors of their own, in whose names `{}` is a head's number."""
+    if "{}" not in heads.name:
+        return PartTensor(field, (heads,), (ROWS, head_dim))
+    own = range(heads.start, heads.start + heads.num)
+    return PartTensor(field, tuple(whole(heads.name.format(head), head_dim) for head in own))

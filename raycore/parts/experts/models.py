@@ -151,6 +151,8 @@ class MoeSpec(FeedForwardSpec, frozen=True):
     inner_size: int | None = None
     """Size of what experts read and return: linear layers before and after them, which every rank has whole, bring
     tokens to it and back. None: it is the hidden size."""
+    multiplier: float = 1.0
+    """The sum of the results of experts and of shared ones is multiplied by it."""
     is_interleaved: bool = False
     """Whether gate and up alternate in stacked experts. Otherwise, those of the gate come first."""
     is_transposed: bool = False

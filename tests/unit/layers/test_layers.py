@@ -10,7 +10,7 @@ from small_model import CPU
 
 from raycore.layers.gate import gate_and_mul
 from raycore.layers.linear import PackedLinear, PlainLinear, can_pack, make_linear
-from raycore.layers.norm import RMSNorm
+from raycore.layers.norm import OwnHeadNorm, RMSNorm
 from raycore.layers.rope import PairOrder, Rope, rotate_
 from raycore.models.rotation import RopeScaling, Rotation
 
@@ -43,6 +43,18 @@ def test_the_offset_of_a_norms_weight_is_added_in_float32(batch_invariant: bool)
     torch.testing.assert_close(found, expected, rtol=2**-8, atol=0)
     # in bfloat16, 1 plus these weights is 1
     assert not torch.equal(found, RMSNorm(torch.ones(64), 1e-6)(x.float()).bfloat16())
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layer_norms_of_heads_have_weights_of_their_own(batch_invariant: bool, dtype: torch.dtype) -> None:
+    qkv, weight = torch.randn(5, 7 * 8).to(dtype), torch.randn(4, 8)
+    expected = qkv.clone()
+    for head in range(4):
+        own = qkv[:, 8 * head : 8 * head + 8].float()
+        expected[:, 8 * head : 8 * head + 8] = torch.nn.functional.layer_norm(own, (8,), weight[head], None, 1e-3)
+    OwnHeadNorm(weight, 1e-3, batch_invariant=batch_invariant).apply_(qkv)
+    torch.testing.assert_close(qkv, expected)
 
 
 def linears(weight: torch.Tensor, bias: torch.Tensor | None) -> list[PlainLinear | PackedLinear]:

@@ -34,8 +34,8 @@ PARTS = {
     ),
     "feed-forward parts": Part(
         re.compile(r"models/feed_forward\.py|parts/experts/"),
-        "moe",
-        re.compile(r"(Dense|Sparse|No|Null)(Spec|FeedForward)|MoeSpec|(Mlp|Moe)Weights"),
+        "moe|dense",
+        re.compile(r"(Dense|Xielu|Sparse|No|Null)(Spec|FeedForward)|MoeSpec|(Mlp|Xielu|Moe)Weights"),
     ),
 }
 

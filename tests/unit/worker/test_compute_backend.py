@@ -24,6 +24,9 @@ CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, ExpertChoice(has_correcti
         ("native", "torch", {}, ["attention"]),
         ("native", "native", {"attention_softcap": 2.0, "sinks": True}, []),
         ("native", "native", {"gate": "gelu_tanh", "qk_norm": "width"}, ["norms over all heads"]),
+        ("native", "native", {"qk_norm": "own_heads", "norm": "layer"}, ["layer norms of heads"]),
+        ("triton", "triton", {"norm": "bare_layer"}, ["layer norms"]),
+        ("native", "native", {"dense": "xielu"}, ["activations (xIELU)"]),
         ("native", "native", {"moe": CORRECTED}, []),  # it computes all routers by torch
         ("triton", "triton", {"moe": CORRECTED}, []),
         ("native", "native", {"is_rotated_first": True}, ["rotations before norms"]),

@@ -76,7 +76,11 @@ class SparseFeedForward(FeedForward):
             out_TI = self._ranks.ranks.sum_parts([out_NI]).to(x_TD.dtype)
         else:
             out_TI = self._ranks.reduce(out_NI.to(x_TD.dtype), self._is_last)
-        out_TD = out_TI if self._out is None else self._out(out_TI)
+        out_TD = self._with_shared(out_TI if self._out is None else self._out(out_TI), x_TD)
+        return out_TD if self._spec.multiplier == 1.0 else out_TD.mul_(self._spec.multiplier)
+
+    def _with_shared(self, out_TD: Tensor, x_TD: Tensor) -> Tensor:
+        """Add the result of shared experts to that of the others."""
         if self._shared is None or not len(x_TD):
             return out_TD
         # after the sum over all ranks: before it, the sum's order would depend on which engine this is
