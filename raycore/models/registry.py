@@ -25,8 +25,13 @@ import msgspec
 
 from raycore.json_fields import JsonFields
 from raycore.models.afmoe import AFMOE
+from raycore.models.apertus import APERTUS
+from raycore.models.arcee import ARCEE
 from raycore.models.bailing_hybrid import BAILING_HYBRID
 from raycore.models.bamba import BAMBA
+from raycore.models.cohere2 import COHERE, COHERE2
+from raycore.models.cohere2_moe import COHERE2_MOE
+from raycore.models.cwm import CWM
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
 from raycore.models.dots1 import DOTS1
@@ -34,6 +39,7 @@ from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.ernie4_5_moe import ERNIE4_5_MOE
 from raycore.models.exaone4 import EXAONE4
 from raycore.models.family import Family, converted, plugin_families, plugin_family
+from raycore.models.gemma import GEMMA
 from raycore.models.gemma2 import GEMMA2
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.glm4 import GLM, GLM4
@@ -43,14 +49,17 @@ from raycore.models.gpt_oss import GPT_OSS
 from raycore.models.granite import GRANITE
 from raycore.models.granite_hybrid import GRANITE_HYBRID
 from raycore.models.granite_moe import GRANITE_MOE
+from raycore.models.helium import HELIUM
 from raycore.models.hunyuan import HUNYUAN
 from raycore.models.hy_v3 import HY_V3
+from raycore.models.hyperclovax import HYPERCLOVAX
+from raycore.models.jais2 import JAIS2
 from raycore.models.kimi_linear import KIMI_LINEAR
 from raycore.models.lfm2 import LFM2, LFM2_MOE
 from raycore.models.llama import LLAMA
 from raycore.models.minimax_m2 import MINIMAX_M2
 from raycore.models.ministral3 import MINISTRAL3
-from raycore.models.mistral import MISTRAL
+from raycore.models.mistral import MINISTRAL, MISTRAL
 from raycore.models.mistral4 import MISTRAL4
 from raycore.models.mixtral import MIXTRAL
 from raycore.models.multimodal import (
@@ -64,7 +73,9 @@ from raycore.models.multimodal import (
     text_family,
     text_fields,
 )
+from raycore.models.nemotron import NEMOTRON
 from raycore.models.nemotron_h import NEMOTRON_H
+from raycore.models.olmo import OLMO
 from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
 from raycore.models.olmoe import OLMOE
@@ -80,14 +91,22 @@ from raycore.models.seed_oss import SEED_OSS
 from raycore.models.smollm3 import SMOLLM3
 from raycore.models.solar_open import SOLAR_OPEN
 from raycore.models.spec import CheckpointDType, ModelSpec, Parts
+from raycore.models.stablelm import STABLELM
+from raycore.models.starcoder2 import STARCODER2
 from raycore.models.vaultgemma import VAULTGEMMA
 from raycore.parts.images.models import without_vision
 
 FAMILIES: Mapping[str, Family] = {
     "AfmoeForCausalLM": AFMOE,
+    "ApertusForCausalLM": APERTUS,
+    "ArceeForCausalLM": ARCEE,
     "BailingHybridForCausalLM": BAILING_HYBRID,
     "BailingMoeV3ForCausalLM": BAILING_HYBRID,
     "BambaForCausalLM": BAMBA,
+    "Cohere2ForCausalLM": COHERE2,
+    "Cohere2MoeForCausalLM": COHERE2_MOE,
+    "CohereForCausalLM": COHERE,
+    "CwmForCausalLM": CWM,
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Dots1ForCausalLM": DOTS1,
@@ -97,6 +116,7 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3_MULTIMODAL,
+    "GemmaForCausalLM": GEMMA,
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": GLM4_MOE,
     "Glm4MoeLiteForCausalLM": GLM4_MOE_LITE,
@@ -106,8 +126,11 @@ FAMILIES: Mapping[str, Family] = {
     "GraniteMoeForCausalLM": GRANITE_MOE,
     "GraniteMoeHybridForCausalLM": GRANITE_HYBRID,
     "GraniteMoeSharedForCausalLM": GRANITE_MOE,
+    "HeliumForCausalLM": HELIUM,
     "HunYuanDenseV1ForCausalLM": HUNYUAN,
+    "HyperCLOVAXForCausalLM": HYPERCLOVAX,
     "HYV3ForCausalLM": HY_V3,
+    "Jais2ForCausalLM": JAIS2,
     "Kimi_K25ForConditionalGeneration": KIMI_K25,
     "KimiK25ForConditionalGeneration": KIMI_K25,
     "KimiLinearForCausalLM": KIMI_LINEAR,
@@ -116,13 +139,16 @@ FAMILIES: Mapping[str, Family] = {
     "LlamaForCausalLM": LLAMA,
     "MiniMaxM2ForCausalLM": MINIMAX_M2,
     "Ministral3ForCausalLM": MINISTRAL3,
+    "MinistralForCausalLM": MINISTRAL,
     "Mistral3ForConditionalGeneration": MISTRAL3,
     "Mistral4ForCausalLM": MISTRAL4,
     "MistralForCausalLM": MISTRAL,
     "MixtralForCausalLM": MIXTRAL,
+    "NemotronForCausalLM": NEMOTRON,
     "NemotronHForCausalLM": NEMOTRON_H,
     "Olmo2ForCausalLM": OLMO2,
     "Olmo3ForCausalLM": OLMO3,
+    "OlmoForCausalLM": OLMO,
     "OlmoeForCausalLM": OLMOE,
     "Phi3ForCausalLM": PHI3,
     "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VL,
@@ -139,6 +165,8 @@ FAMILIES: Mapping[str, Family] = {
     "SeedOssForCausalLM": SEED_OSS,
     "SmolLM3ForCausalLM": SMOLLM3,
     "SolarOpenForCausalLM": SOLAR_OPEN,
+    "StableLmForCausalLM": STABLELM,
+    "Starcoder2ForCausalLM": STARCODER2,
     "VaultGemmaForCausalLM": VAULTGEMMA,
 }
 """By the name of the architecture in config.json."""

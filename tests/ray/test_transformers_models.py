@@ -19,7 +19,7 @@ from raycore.executor.inline import InlineExecutor
 from raycore.node.versions import TESTED
 from raycore.worker.rank import RankIdentity
 
-KNOWN = ["llama3", "gemma2", "phi3", "gpt_oss"]
+KNOWN = ["llama3", "gemma2", "phi3", "gpt_oss", "cohere2", "stablelm"]
 """Families of raycore's that are also computed by transformers' code."""
 DIVIDED = ["gpt_neox", "cohere2", "deepseek_v3_heads", "llama3", "gemma2", "phi3"]
 """Those that transformers has a plan for."""

@@ -54,18 +54,6 @@ OTHERS: dict[str, Toy] = {
     "opt": Toy("OPTConfig", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     # weights with a row for each input
     "gpt2": Toy("GPT2Config", {}),
-    "stablelm": Toy("StableLmConfig", {"num_key_value_heads": 2, "qk_layernorm": True, "use_qkv_bias": True}),
-    # scaled logits, windows, and layers without rotation
-    "cohere2": Toy(
-        "Cohere2Config",
-        {
-            "num_hidden_layers": 4,
-            "num_key_value_heads": 2,
-            "sliding_window": 17,
-            "logit_scale": 0.5,
-            "layer_types": ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
-        },
-    ),
     # values that are shorter than keys, and experts: raycore's own family keeps latents instead
     "deepseek_v3_heads": Toy(
         "DeepseekV3Config",
@@ -107,8 +95,8 @@ def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
     config = getattr(transformers, toy.config)(**options)
     model = auto_class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     for name, parameter in model.named_parameters():
-        # transformers starts biases at 0 and norms at 1, which would hide one that isn't applied
-        if name.endswith(("bias", "sinks")) or "norm" in name:
+        # transformers starts biases at 0, norms at 1 and so on, which would hide one that isn't applied
+        if name.endswith(("bias", "sinks", "alpha_p", "alpha_n")) or "norm" in name:
             parameter.data += torch.randn_like(parameter) * 0.2
         elif not parameter.any():  # such as a router, which would choose the same experts for all tokens
             parameter.data += torch.randn_like(parameter) * 0.3

@@ -24,6 +24,18 @@ GROWING = {
 }
 
 DENSE: dict[str, Toy] = {
+    "cwm": Toy(
+        "CwmConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 17,
+        },
+        {"sliding_window": 5, "layer_types": ["full_attention"] * 3, "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
+    ),
     "ernie4_5": Toy("Ernie4_5Config", {"head_dim": 32, "use_bias": True, "num_key_value_heads": 2}),
     # windows, and no rotation in layers without
     "exaone4": Toy(
@@ -109,6 +121,18 @@ DENSE: dict[str, Toy] = {
     "llama2": Toy("LlamaConfig", {"tie_word_embeddings": False}),
     "llama3": Toy(
         "LlamaConfig", {"rope_parameters": LLAMA3_ROPE, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    ),
+    # windows in some layers
+    "ministral": Toy(
+        "MinistralConfig",
+        {
+            "head_dim": 32,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 17,
+        },
+        {"sliding_window": 5, "layer_types": ["full_attention"] * 2, "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
     ),
     # queries that grow, with periods shorter than prompts
     "ministral3": Toy(

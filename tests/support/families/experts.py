@@ -53,6 +53,37 @@ EXPERTS: dict[str, Toy] = {
             "mup_enabled": False,
         },
     ),
+    # a rotated dense layer first, of another size, and the average of experts and shared ones
+    "cohere2_moe": Toy(
+        "Cohere2MoeConfig",
+        {
+            "head_dim": 32,
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "sliding_window": 17,
+            "intermediate_size": 32,
+            "prefix_dense_intermediate_size": 96,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "num_shared_experts": 2,
+            "expert_selection_fn": "sigmoid",
+            "attention_bias": True,
+            "logit_scale": 0.5,
+        },
+        {
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention"] * 3,
+            "num_experts_per_tok": 2,
+            "expert_selection_fn": "softmax",
+            "norm_topk_prob": False,
+            "shared_expert_combination_strategy": "sum",
+            "prefix_dense_sliding_window_pattern": 2,
+            "layer_norm_eps": 0.3,
+            "rms_norm_eps": 1e-5,
+        },
+    ),
     # a dense layer first, and windows after it
     "dots1": Toy(
         "Dots1Config",

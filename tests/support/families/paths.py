@@ -4,4 +4,113 @@ from __future__ import annotations
 
 from families.toy import Toy
 
-PATHS: dict[str, Toy] = {}
+PATHS: dict[str, Toy] = {
+    # an activation with weights
+    "apertus": Toy(
+        "ApertusConfig",
+        {"head_dim": 32, "num_key_value_heads": 2, "attention_bias": True},
+        {"rope_parameters.rope_theta": 100.0, "rope_parameters.factor": 100.0, "rms_norm_eps": 0.3},
+    ),
+    "arcee": Toy(
+        "ArceeConfig",
+        {"num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
+        {"hidden_act": "silu", "rope_parameters.rope_theta": 100.0, "rms_norm_eps": 0.3},
+        is_plain=True,
+    ),
+    # norms of heads, with weights of their own
+    "cohere": Toy(
+        "CohereConfig",
+        {"num_key_value_heads": 2, "logit_scale": 0.5, "use_qk_norm": True, "attention_bias": True},
+        {"layer_norm_eps": 0.3, "rope_parameters.rope_theta": 10.0, "hidden_act": "gelu"},
+    ),
+    # windows, and no rotation in layers without
+    "cohere2": Toy(
+        "Cohere2Config",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 17,
+            "logit_scale": 0.5,
+            "attention_bias": True,
+        },
+        {
+            "sliding_window": 20,
+            "layer_types": ["sliding_attention"] * 3,
+            "rope_parameters.rope_theta": 100.0,
+            "layer_norm_eps": 0.3,
+        },
+    ),
+    "gemma": Toy(
+        # the embedding is multiplied: with 0.3, it would hide what the layers add
+        "GemmaConfig",
+        {"head_dim": 32, "num_key_value_heads": 2, "attention_bias": True, "initializer_range": 0.1},
+        {"hidden_act": "silu", "rope_parameters.rope_theta": 100.0, "rms_norm_eps": 0.3},
+        is_plain=True,
+    ),
+    "helium": Toy(
+        "HeliumConfig",
+        {"head_dim": 16, "num_key_value_heads": 2},
+        {"hidden_act": "gelu", "rope_parameters.rope_theta": 100.0, "rms_norm_eps": 0.3},
+        is_plain=True,
+    ),
+    # norms of results, and multipliers
+    "hyperclovax": Toy(
+        "HyperCLOVAXConfig",
+        {
+            "num_key_value_heads": 2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 0.5,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+        {"embedding_multiplier": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 0.1, "rms_norm_eps": 0.3},
+        is_plain=True,
+    ),
+    "jais2": Toy(
+        "Jais2Config",
+        {"num_key_value_heads": 2},
+        {"hidden_act": "gelu", "layer_norm_eps": 0.3, "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
+    ),
+    # norms with 1 added, and half of each head rotated
+    "nemotron": Toy(
+        "NemotronConfig",
+        {"head_dim": 32, "num_key_value_heads": 2, "attention_bias": True, "mlp_bias": True},
+        {
+            "hidden_act": "silu",
+            "norm_eps": 0.3,
+            "rope_parameters.partial_rotary_factor": 1.0,
+            "rope_parameters.rope_theta": 100.0,
+        },
+    ),
+    # norms without weights
+    "olmo": Toy(
+        "OlmoConfig",
+        {"num_key_value_heads": 2, "attention_bias": True},
+        {"hidden_act": "gelu", "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
+    ),
+    # three of eight pairs are rotated
+    "stablelm": Toy(
+        "StableLmConfig",
+        {
+            "num_key_value_heads": 2,
+            "qk_layernorm": True,
+            "use_qkv_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.375},
+        },
+        {"rope_parameters.partial_rotary_factor": 0.5, "rope_parameters.rope_theta": 10.0, "layer_norm_eps": 0.3},
+    ),
+    # the feed-forward part reads the norm of attention
+    "stablelm_parallel": Toy(
+        "StableLmConfig", {"num_key_value_heads": 2, "use_parallel_residual": True}, is_plain=True
+    ),
+    "starcoder2": Toy(
+        "Starcoder2Config",
+        {"num_key_value_heads": 2, "sliding_window": 17, "tie_word_embeddings": False},
+        {"sliding_window": None, "norm_epsilon": 0.3, "hidden_act": "silu", "rope_parameters.rope_theta": 100.0},
+    ),
+}

@@ -14,17 +14,17 @@ from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.class_paths import import_path
 from raycore.layers.feed_forward import FeedForward
-from raycore.models.feed_forward import DenseSpec, FeedForwardSpec, NoFeedForward
+from raycore.models.feed_forward import DenseSpec, FeedForwardSpec, NoFeedForward, XieluSpec
 from raycore.models.spec import ModelSpec
 from raycore.parts.experts.models import MoeSpec
 from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.loader import empty_decoder_weights
 from raycore.weights.share import WeightShare
 
-KINDS: list[type[FeedForwardSpec]] = [DenseSpec, MoeSpec, NoFeedForward]
+KINDS: list[type[FeedForwardSpec]] = [DenseSpec, XieluSpec, MoeSpec, NoFeedForward]
 FAMILIES = [
     *("qwen2", "phi3", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "lfm2_moe", "kimi_linear"),
-    *("granitemoehybrid_experts", "nemotron_h"),
+    *("granitemoehybrid_experts", "nemotron_h", "starcoder2", "cohere2", "apertus"),
 ]
 """With each kind of feed-forward part, and with each form of its tensors."""
 
@@ -51,7 +51,7 @@ def test_the_tensors_that_a_part_declares_are_those_of_the_checkpoint(checkpoint
     for layer, (mixer, part) in enumerate(zip(spec.mixers, spec.feed_forwards, strict=True)):
         prefix = spec.names.layer(layer)
         own = {name.removeprefix(prefix): shape for name, shape in stored.items() if name.startswith(prefix)}
-        others = {*mixer.tensors(spec), *(f"{name}.weight" for name in spec.norms(layer).given)}
+        others = {*mixer.tensors(spec), *(each for name in spec.norms(layer).given for each in spec.norm_tensors(name))}
         declared = part.stored(spec, stored.__contains__).tensors(spec)
         assert declared == {name: shape for name, shape in own.items() if name not in others}
 

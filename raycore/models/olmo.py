@@ -1,0 +1,18 @@
+"""OLMo 1: Llama with layer norms that have no weights."""
+
+from __future__ import annotations
+
+from raycore.json_fields import JsonFields
+from raycore.models.family import Family, plain_parts
+from raycore.models.olmo2 import OLMO_DEFAULTS
+from raycore.models.spec import Parts
+
+
+def _parts(config: JsonFields) -> Parts:
+    if config.get("clip_qkv") is not None:
+        raise config.error("clip_qkv", "null: queries, keys and values aren't limited here")
+    has_bias = config.bool_("attention_bias")
+    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, norm="bare_layer")
+
+
+OLMO = Family(OLMO_DEFAULTS, _parts)
