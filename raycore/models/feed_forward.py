@@ -103,7 +103,7 @@ class DenseSpec(FeedForwardSpec, frozen=True):
 class XieluSpec(DenseSpec, frozen=True):
     """The dense network without a gate, with the activation xIELU, which has weights in each layer."""
 
-    has_constants: bool = True
+    has_constants: bool = False
     """Whether the checkpoint has the two constants of the activation, which have the same values in all models."""
 
     computed_by: ClassVar[str] = "raycore.layers.xielu.XieluFeedForward"

@@ -32,6 +32,7 @@ DENSE: dict[str, Toy] = {
             "num_key_value_heads": 2,
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "sliding_window": 17,
+            "bos_token_id": 1,
         },
         {"sliding_window": 5, "layer_types": ["full_attention"] * 3, "rope_parameters.rope_theta": 100.0},
         is_plain=True,

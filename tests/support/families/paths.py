@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from families.dense import LLAMA3_ROPE
 from families.toy import Toy
 
 PATHS: dict[str, Toy] = {
     # an activation with weights
     "apertus": Toy(
         "ApertusConfig",
-        {"head_dim": 32, "num_key_value_heads": 2, "attention_bias": True},
-        {"rope_parameters.rope_theta": 100.0, "rope_parameters.factor": 100.0, "rms_norm_eps": 0.3},
+        {"head_dim": 32, "num_key_value_heads": 2, "attention_bias": True, "rope_parameters": LLAMA3_ROPE},
+        {"rope_parameters.rope_theta": 100.0, "rope_parameters.factor": 1.0, "rms_norm_eps": 0.3},
     ),
     "arcee": Toy(
         "ArceeConfig",
@@ -21,7 +22,7 @@ PATHS: dict[str, Toy] = {
     "cohere": Toy(
         "CohereConfig",
         {"num_key_value_heads": 2, "logit_scale": 0.5, "use_qk_norm": True, "attention_bias": True},
-        {"layer_norm_eps": 0.3, "rope_parameters.rope_theta": 10.0, "hidden_act": "gelu"},
+        {"layer_norm_eps": 0.3, "rope_parameters.rope_theta": 10.0, "hidden_act": "relu2"},
     ),
     # windows, and no rotation in layers without
     "cohere2": Toy(
@@ -44,7 +45,13 @@ PATHS: dict[str, Toy] = {
     "gemma": Toy(
         # the embedding is multiplied: with 0.3, it would hide what the layers add
         "GemmaConfig",
-        {"head_dim": 32, "num_key_value_heads": 2, "attention_bias": True, "initializer_range": 0.1},
+        {
+            "head_dim": 32,
+            "num_key_value_heads": 2,
+            "attention_bias": True,
+            "initializer_range": 0.1,
+            "tie_word_embeddings": False,
+        },
         {"hidden_act": "silu", "rope_parameters.rope_theta": 100.0, "rms_norm_eps": 0.3},
         is_plain=True,
     ),
