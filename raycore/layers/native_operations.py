@@ -99,9 +99,10 @@ class NativeOperations(Operations):
         activation: Activation,
         around: Callable[[Linear], Linear] | None = None,
     ) -> GatedLinear:
-        is_known = not callable(activation) and has_kernels(activation)
-        if around is not None or not is_known or not isinstance(up_OI, Tensor) or not _is_native(up_OI):
+        if callable(activation) or around is not None or not has_kernels(activation):
             return super().activated_linear(up_OI, bias_O, activation, around)
+        if not isinstance(up_OI, Tensor) or not _is_native(up_OI):
+            return super().activated_linear(up_OI, bias_O, activation)
         return _ActivatedPanelLinear(up_OI, bias_O, activation, shortens=self._shortens)
 
     def gate_and_mul(self, gate: Gate, gate_up_TF: Tensor) -> Tensor:

@@ -28,8 +28,8 @@ class Xielu:
         """The arguments are those of `XieluWeights`."""
         constants_2 = torch.tensor(_CONSTANTS, device=alphas_2.device) if constants_2 is None else constants_2.float()
         factors_2 = functional.softplus(alphas_2.float())
-        self._beta_1, self._eps_1 = (each.clone() for each in constants_2.split(1))
-        self._positive_1, self._negative_1 = (each.clone() for each in factors_2.split(1))
+        self._beta_1, self._eps_1 = constants_2[:1].clone(), constants_2[1:].clone()
+        self._positive_1, self._negative_1 = factors_2[:1].clone(), factors_2[1:].clone()
 
     def __call__(self, x_TF: Tensor) -> Tensor:
         wide_TF = x_TF.float()
