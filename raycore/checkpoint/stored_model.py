@@ -10,7 +10,7 @@ which tensors they hold. Processes that get this description compare only that: 
 
 from __future__ import annotations
 
-__all__ = ["fit_eagle3", "fit_model", "wrong_shape"]
+__all__ = ["fit_eagle3", "fit_model", "fit_mtp", "wrong_shape"]
 
 import hashlib
 import logging
@@ -25,12 +25,13 @@ import msgspec
 from raycore.checkpoint.encoder_tensors import encoder_tensors, with_norm_names
 from raycore.checkpoint.gguf.header import BLOCKS, is_gguf
 from raycore.checkpoint.stored_tensor import StoredTensor
-from raycore.checkpoint.tensor_shapes import eagle3_tensors, layer_prefix, model_tensors
+from raycore.checkpoint.tensor_shapes import eagle3_tensors, layer_prefix, model_tensors, mtp_tensors
 from raycore.checkpoint.weight_files import listed, stored_tensors
 from raycore.errors import InvalidCheckpoint
 from raycore.models.quantization import GGUF_SCHEMES, stored_scheme
 from raycore.models.spec import ModelSpec
-from raycore.parts.drafts.checkpoint import Eagle3Spec
+from raycore.parts.drafts.checkpoint.eagle3 import Eagle3Spec
+from raycore.parts.drafts.checkpoint.mtp import MtpSpec
 from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES
 
 logger = logging.getLogger(__name__)
@@ -43,12 +44,15 @@ _BYTES = ("U8",)
 _COMPARED_BYTES = 16 << 20
 _BIASES = ("qkv_bias", "o_bias", "mlp_bias")
 """Fields of `ModelSpec`. The projections of each have a bias or have none together."""
-_PREDICTORS = "layers that predict further tokens, which aren't supported"
+_PREDICTORS = "layers that predict further tokens, with which only method='mtp' drafts"
 _IMAGES = "for images, which the engine doesn't get"
 _TEXTS = "for texts, which the engine doesn't compute"
-_UNUSED = {
+_NO_WEIGHTS = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "follow from config.json",
     r".*\.self_attn\.([kvq]_proj\.)?([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
+}
+_UNUSED = {
+    **_NO_WEIGHTS,
     r"(.*\.)?mtp(_\w+)?\..*": _PREDICTORS,
     r"t2d": "the inverse of d2t",
 }
@@ -76,6 +80,15 @@ def fit_eagle3(spec: ModelSpec, head: Eagle3Spec, path: Path) -> ModelSpec:
         InvalidCheckpoint: as `fit_model`.
     """
     return _fitted(spec, path, partial(_head_as_stored, head))
+
+
+def fit_mtp(spec: ModelSpec, head: MtpSpec, path: Path) -> ModelSpec:
+    """Return the description of the layer of a head in its target's checkpoint, with the biases that its files have.
+
+    Raises:
+        InvalidCheckpoint: as `fit_model`. Tensors that aren't the head's don't matter.
+    """
+    return _fitted(spec, path, partial(_own_head_as_stored, head))
 
 
 def wrong_shape(described: str, found: tuple[int, ...], expected: tuple[int, ...]) -> InvalidCheckpoint:
@@ -141,6 +154,27 @@ def _head_as_stored(head: Eagle3Spec, spec: ModelSpec, tensors: Tensors, path: P
     prefix = layer_prefix(tensors.__contains__)
     spec = _with_biases(spec, tensors, path, [prefix])
     _check(dict(eagle3_tensors(spec, head, tensors.__contains__, prefix)), spec, tensors, path)
+    return spec
+
+
+def _own_head_as_stored(head: MtpSpec, spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
+    spec = _with_roots(spec, tensors)
+    names = head.tensors(spec)
+    others = tuple(f"{each}." for each in names.copies)
+    own = {name: each for name, each in tensors.items() if name.startswith(names.own) and not name.startswith(others)}
+    if not own:
+        raise InvalidCheckpoint(
+            f"{path} has no tensor {names.own[0]}*, the layer that predicts further tokens, with which method='mtp' "
+            "drafts: use files that have it, or another method"
+        )
+    spec = _with_biases(spec, own, path, [names.layer])
+    unknown = _unused(dict(mtp_tensors(spec, head, own.__contains__)), spec, own, path)
+    unknown = [name for name in unknown if not any(re.fullmatch(known, name) for known in _NO_WEIGHTS)]
+    if unknown:
+        raise InvalidCheckpoint(
+            f"{path} has {_count(unknown, 'tensor')} that the layer that predicts further tokens wouldn't use: "
+            f"{listed(unknown)}: raycore computes another kind of layer, so use another method than 'mtp'"
+        )
     return spec
 
 
@@ -233,6 +267,11 @@ def _same_bytes(one: StoredTensor, other: StoredTensor | None) -> bool:
 
 def _check(expected: dict[str, tuple[int, ...]], spec: ModelSpec, tensors: Tensors, path: Path) -> None:
     """Raise InvalidCheckpoint if the files don't hold exactly these tensors."""
+    _check_unused(_unused(expected, spec, tensors, path), spec, tensors)
+
+
+def _unused(expected: dict[str, tuple[int, ...]], spec: ModelSpec, tensors: Tensors, path: Path) -> list[str]:
+    """Return the tensors that aren't expected. Raises InvalidCheckpoint if the files lack one, or have it otherwise."""
     used: set[str] = set()
     missing: list[str] = []
     for name, shape in expected.items():
@@ -255,7 +294,7 @@ def _check(expected: dict[str, tuple[int, ...]], spec: ModelSpec, tensors: Tenso
     unused = [name for name in tensors if name not in used]
     if missing:
         raise _lacking(missing, unused, spec, tensors, path)
-    _check_unused(unused, spec, tensors)
+    return unused
 
 
 def _check_tensor(name: str, stored: StoredTensor, shape: tuple[int, ...]) -> None:
@@ -289,7 +328,9 @@ def _lacking(missing: list[str], unused: list[str], spec: ModelSpec, tensors: Te
 
 def _without_use(spec: ModelSpec) -> dict[str, str]:
     """Patterns of the tensors that checkpoints may have and nobody reads, and why."""
-    predictors = range(spec.num_layers, spec.num_layers + spec.num_predictors)
+    # where they have another place, a layer after the last one is too many
+    num_predictors = spec.num_predictors if spec.mtp is None or spec.mtp.layer is None else 0
+    predictors = range(spec.num_layers, spec.num_layers + num_predictors)
     patterns = _UNUSED | {f"{re.escape(spec.names.layer(layer))}.*": _PREDICTORS for layer in predictors}
     if spec.encoder is not None:
         patterns |= spec.encoder.unused

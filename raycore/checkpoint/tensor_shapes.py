@@ -5,13 +5,14 @@ Parts of layers declare their own (`raycore.models.layer_part`). `raycore.weight
 
 from __future__ import annotations
 
-__all__ = ["eagle3_tensors", "layer_prefix", "model_tensors", "part_tensors"]
+__all__ = ["eagle3_tensors", "layer_prefix", "model_tensors", "mtp_tensors", "part_tensors"]
 
 from collections.abc import Callable, Iterator
 
 from raycore.models.layer_part import LayerPart
 from raycore.models.spec import ModelSpec
-from raycore.parts.drafts.checkpoint import Eagle3Spec
+from raycore.parts.drafts.checkpoint.eagle3 import Eagle3Spec
+from raycore.parts.drafts.checkpoint.mtp import MtpSpec
 from raycore.parts.images.checkpoint.vision_tensors import vision_tensors
 
 Shapes = Iterator[tuple[str, tuple[int, ...]]]
@@ -59,6 +60,18 @@ def eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, has_tensor: Callable[[str]
     yield "lm_head.weight", (head.draft_vocab_size, hidden)
     if has_tensor("d2t"):
         yield "d2t", (head.draft_vocab_size,)
+
+
+def mtp_tensors(spec: ModelSpec, head: MtpSpec, has_tensor: Callable[[str], bool]) -> Shapes:
+    """Yield the tensors of a head in its target's checkpoint. `spec`: of the head's layer."""
+    hidden, names = spec.hidden_size, head.tensors(spec)
+    yield f"{names.projection}.weight", (hidden, 2 * hidden)
+    for norm in (names.embedding_norm, names.hidden_norm, names.final_norm):
+        yield f"{norm}.weight", (hidden,)
+    yield from _norms(spec, 0, names.layer)
+    yield from part_tensors(spec, spec.mixers[0], names.layer)
+    feed_forward = spec.feed_forwards[0].stored(spec, head.has_tensor(spec, has_tensor))
+    yield from part_tensors(spec, feed_forward, names.layer)
 
 
 def layer_prefix(has_tensor: Callable[[str], bool] = lambda name: False) -> str:

@@ -96,6 +96,17 @@ def check_vision(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSp
         )
 
 
+def check_own_head(chosen: dict[str, Any]) -> None:
+    """Check that the files have the layer with which the model is to draft."""
+    speculative: SpeculativeConfig | None = chosen.get("speculative_config")
+    is_own = speculative is not None and speculative.method == "mtp"
+    if is_own and chosen.get("load_format") == "sharded_state":
+        raise InvalidConfig(
+            "speculative_config: method='mtp' reads a layer of the model's checkpoint that save_sharded_state() leaves "
+            "out: omit load_format='sharded_state' and give that checkpoint, or use another method"
+        )
+
+
 def check_without_tokenizer(chosen: dict[str, Any], spec: ModelSpec) -> None:
     """Check that nothing else that is asked needs a tokenizer."""
     asked = None

@@ -106,7 +106,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
         SpeculativeConfig | None,
         json_option(
             "Speculative decoding: a request's next tokens are guessed, and one step verifies several. Outputs stay "
-            "the same. Keys as in vLLM: method (ngram, suffix, draft_model or eagle3), num_speculative_tokens, "
+            "the same. Keys as in vLLM: method (ngram, suffix, draft_model, eagle3 or mtp), num_speculative_tokens, "
             "num_speculative_tokens_per_batch_size, model, draft_tensor_parallel_size, max_model_len, "
             "prompt_lookup_min, prompt_lookup_max, and those that begin with suffix_decoding_. Steps have guesses only "
             "while they pay, unless num_speculative_tokens_per_batch_size says how many.",

@@ -20,6 +20,7 @@ from raycore.config.checks import (
     check_given_places,
     check_loader_config,
     check_logits_processors,
+    check_own_head,
     check_prompt_embeds,
     check_quantization,
     check_state_interval,
@@ -158,7 +159,8 @@ def resolve(
     if spec.encoder is not None:
         limits = whole_prompt_limits(limits, chosen.get("max_num_batched_tokens"), length)
     num_seqs, num_tokens = limits
-    drafter = _drafter(speculative, spec, length, parallel)
+    check_own_head(chosen)
+    drafter = _drafter(speculative, path, spec, length, parallel)
     transfer = _kv_transfer(chosen)
     check_kv_transfer(transfer, chosen, spec)
     config = _part(
@@ -325,12 +327,13 @@ def _multimodal(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> MultiMod
 
 
 def _drafter(
-    speculative: SpeculativeConfig | None, spec: ModelSpec, length: int, parallel: ParallelConfig
+    speculative: SpeculativeConfig | None, path: Path, spec: ModelSpec, length: int, parallel: ParallelConfig
 ) -> DrafterConfig | None:
     if speculative is None or not speculative.has_model:
         return None
     return resolve_drafter(
         speculative,
+        path,
         spec,
         length,
         parallel.tensor_parallel_size,

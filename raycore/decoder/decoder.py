@@ -133,7 +133,12 @@ class Decoder(Network):
         h_TD = run_layers(self._layers[begun:num_whole], h_TD, attention, after_layer)
         if not keeps_all:
             h_TD = self._layers[-1](h_TD, attention, rows_R)
-        return self._final_norm(h_TD) if self.stage.is_last else h_TD
+        if not self.stage.is_last:
+            return h_TD
+        h_TD = self._final_norm(h_TD)
+        if self.stage.layers.stop in taps:
+            taps[self.stage.layers.stop](h_TD)
+        return h_TD
 
     @property
     def can_record_layers(self) -> bool:
@@ -270,10 +275,14 @@ class Layer:
 
     def __call__(self, h_TD: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
         """Return the layer's output for hidden states, or only for their rows `rows_R`. Overwrites `h_TD`."""
-        out_TO = self.mixer(h_TD if self.input_norm is None else self.input_norm(h_TD), attention)
+        out_TO = self.mix(h_TD, attention)
         if rows_R is not None:
             h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
         return self.finish(h_TD, out_TO)
+
+    def mix(self, h_TD: Tensor, attention: Attention) -> Tensor:
+        """Return what the layer's mixer makes of hidden states, before its output projection."""
+        return self.mixer(h_TD if self.input_norm is None else self.input_norm(h_TD), attention)
 
     def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
         """Return the layer's output for hidden states and the result of attention. Overwrites `h_TD`."""

@@ -20,7 +20,8 @@ from raycore.parts.experts.layers.sparse_feed_forward import SparseFeedForward
 from raycore.profile_session import ProfiledParts
 
 Taps = Mapping[int, Callable[[Tensor], None]]
-"""By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy, or change in place."""
+"""By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy, or change in place. By
+the number of layers: what gets the final hidden states, of which all rows are kept then."""
 NO_TAPS: Taps = {}
 ComputeLayer = Callable[[Tensor, Attention], Tensor]
 """A layer all of whose rows are kept. May overwrite the hidden states [T, D] that it gets."""

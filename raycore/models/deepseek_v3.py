@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, check_known, plain_parts
+from raycore.models.family import DEFAULTS, Family, check_known, plain_parts, predictors
 from raycore.models.mixers.latent import latent_heads, latent_scale
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import (
     ExpertChoice,
     MoeSpec,
@@ -64,12 +65,20 @@ def _without_fraction(values: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key != "partial_rotary_factor"}
 
 
-def latent_parts(config: JsonFields, router: ExpertChoice, *, is_adjacent: bool, sparse: list[bool]) -> Parts:
+def latent_parts(
+    config: JsonFields,
+    router: ExpertChoice,
+    *,
+    is_adjacent: bool,
+    sparse: list[bool],
+    mtp: MtpNames | None = None,
+) -> Parts:
     """Return the parts of a model with latent attention and experts.
 
     Args:
         is_adjacent: whether rotated pairs are adjacent in the checkpoint.
         sparse: for each layer, whether it has experts.
+        mtp: the tensors of the first layer that predicts further tokens. None: such layers aren't computed.
     """
     if config.get("moe_layer_freq") not in (None, 1):
         raise config.error("moe_layer_freq", "1: every layer after the dense ones has experts")
@@ -91,7 +100,7 @@ def latent_parts(config: JsonFields, router: ExpertChoice, *, is_adjacent: bool,
         qkv_bias=has_bias,
         o_bias=has_bias,
         moe=experts if any(sparse) else None,
-        num_predictors=config.optional_int("num_nextn_predict_layers", low=0) or 0,
+        **predictors(config, mtp),
     )
 
 
@@ -107,6 +116,7 @@ def _parts(config: JsonFields) -> Parts:
         grouped_sigmoid_router(config),
         is_adjacent=config.bool_("rope_interleave"),
         sparse=sparse_after(config, "first_k_dense_replace"),
+        mtp=MtpNames(),
     )
 
 

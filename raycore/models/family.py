@@ -15,6 +15,7 @@ from raycore.json_fields import JsonFields
 from raycore.models.activations import read_activation
 from raycore.models.rotation import Rotation, parse_rotation
 from raycore.models.spec import Gate, GateName, Parts
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.images.models import VisionSpec
 from raycore.plugins import MODELS, find_plugin, plugin_failure, plugin_names
 
@@ -65,6 +66,15 @@ def check_known(config: JsonFields, known: Mapping[str, Any]) -> None:
     for key, expected in known.items():
         if config.get(key) not in (None, expected):
             raise config.error(key, "true" if expected is True else str(expected))
+
+
+def predictors(config: JsonFields, names: MtpNames | None = None) -> dict[str, Any]:
+    """Return the parts that say which layers after the last one predict further tokens, under DeepSeek-V3's key.
+
+    `names`: of the tensors of the first one, with which the model can draft. None: it can't.
+    """
+    num = config.optional_int("num_nextn_predict_layers", low=0) or 0
+    return {"num_predictors": num, "mtp": names if num else None}
 
 
 def same_window(config: JsonFields) -> list[int | None]:

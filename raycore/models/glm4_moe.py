@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, plain_parts, predictors
 from raycore.models.spec import Parts
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import (
     MoeSpec,
     SharedExperts,
@@ -58,7 +59,7 @@ def _parts(config: JsonFields) -> Parts:
         qkv_bias=config.bool_("attention_bias"),
         qk_norm="heads" if config.bool_("use_qk_norm") else None,
         moe=grouped_experts(config, sparse_after(config, "first_k_dense_replace")),
-        num_predictors=config.optional_int("num_nextn_predict_layers", low=0) or 0,
+        **predictors(config, MtpNames()),
     )
 
 

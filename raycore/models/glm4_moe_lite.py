@@ -6,6 +6,7 @@ from raycore.json_fields import JsonFields
 from raycore.models.deepseek_v3 import latent_config, latent_parts, refuse_other_routers
 from raycore.models.family import DEFAULTS, Family
 from raycore.models.spec import Parts
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import grouped_sigmoid_router
 
 _DEFAULTS = {
@@ -55,7 +56,11 @@ def _parts(config: JsonFields) -> Parts:
     refuse_other_routers(config)
     is_adjacent = config.bool_("rope_interleave")
     return latent_parts(
-        config, grouped_sigmoid_router(config), is_adjacent=is_adjacent, sparse=layers_with_experts(config)
+        config,
+        grouped_sigmoid_router(config),
+        is_adjacent=is_adjacent,
+        sparse=layers_with_experts(config),
+        mtp=MtpNames(),
     )
 
 

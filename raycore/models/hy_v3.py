@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, plain_parts, predictors
 from raycore.models.glm4_moe_lite import layers_with_experts
 from raycore.models.spec import Parts
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, SharedExperts, num_chosen, num_experts
@@ -53,7 +53,7 @@ def _parts(config: JsonFields) -> Parts:
         o_bias=has_bias,
         qk_norm="heads",
         moe=experts if any(sparse) else None,
-        num_predictors=config.optional_int("num_nextn_predict_layers", low=0) or 0,
+        **predictors(config),
     )
 
 

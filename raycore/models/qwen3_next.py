@@ -12,6 +12,7 @@ from raycore.models.family import DEFAULTS, Family, plain_parts
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.state import state_layers
 from raycore.models.spec import Parts
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import (
     ExpertChoice,
     ExpertNames,
@@ -44,6 +45,15 @@ _DEFAULTS = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
+_MTP = MtpNames(
+    layer="mtp.layers.0.",
+    others="mtp.",
+    embedding_norm="pre_fc_norm_embedding",
+    hidden_norm="pre_fc_norm_hidden",
+    projection="fc",
+    final_norm="norm",
+    copies=(),
+)
 _QWEN3_NEXT_DEFAULTS = {**_DEFAULTS, "vocab_size": 151936, "num_experts": 512, "num_experts_per_tok": 10}
 _QWEN3_5_DEFAULTS = {
     **_DEFAULTS,
@@ -85,8 +95,18 @@ def _parts(config: JsonFields, *, is_interleaved: bool, **parts: Any) -> Parts:
             conv_size=config.int_("linear_conv_kernel_dim", low=2),
             is_interleaved=is_interleaved,
         ),
+        **_predictors(config),
         **parts,
     )
+
+
+def _predictors(config: JsonFields) -> dict[str, Any]:
+    """Return the parts that predict further tokens: one layer, unless config.json says something else."""
+    num = config.optional_int("mtp_num_hidden_layers", low=0)
+    num = 1 if num is None else num
+    # with an embedding of its own, the layer would draft from other inputs
+    can_draft = num > 0 and not config.bool_("mtp_use_dedicated_embeddings")
+    return {"num_predictors": num, "mtp": _MTP if can_draft else None}
 
 
 def _experts(config: JsonFields, sparse: list[bool], *, is_normalized: bool) -> MoeSpec | None:

@@ -35,6 +35,7 @@ from raycore.models.mixers.spec import MixerSpec
 from raycore.models.quantization import Quantization
 from raycore.models.rotation import Rotation
 from raycore.models.rows import Rows, divided, whole
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import MoeSpec
 from raycore.parts.images.models import VisionSpec
 from raycore.parts.pooling.models.pooling import PoolingSpec
@@ -253,7 +254,10 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     moe: MoeSpec | None = None
     """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of dense layers."""
     num_predictors: int = 0
-    """How many layers after the last one predict further tokens. Checkpoints have them, and they aren't used."""
+    """How many layers after the last one predict further tokens. Checkpoints have them, and `mtp` says whether one can
+    draft."""
+    mtp: MtpNames | None = None
+    """The tensors of the first of these layers, with which the model can draft. None: it can't."""
     names: TensorNames = TensorNames()
 
 

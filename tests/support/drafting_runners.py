@@ -28,13 +28,13 @@ from raycore.decoder.decoder import Decoder
 from raycore.kernels import Backend
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.parts.drafts.checkpoint import load_eagle3_spec
-from raycore.parts.drafts.decoder import Eagle3Head
+from raycore.parts.drafts.checkpoint.eagle3 import load_eagle3_spec
+from raycore.parts.drafts.decoder.eagle3 import Eagle3Head
 from raycore.parts.drafts.runner.draft_model import DraftModel
 from raycore.parts.drafts.runner.drafter import Drafter
-from raycore.parts.drafts.runner.eagle3 import Eagle3
+from raycore.parts.drafts.runner.head_drafts import HeadDrafts
 from raycore.parts.drafts.runner.rows import num_scratch_blocks
-from raycore.parts.drafts.weights import load_eagle3_weights
+from raycore.parts.drafts.weights.eagle3 import load_eagle3_weights
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.rows import ALL_ROWS
 from raycore.weights.share import WeightShare
@@ -159,7 +159,7 @@ class Eagle3Runner:
         kv = KVTensors(1, num_blocks, spec.num_kv_heads, BLOCK_SIZE, spec.head_dim, torch.float32, operations.device)
         attention = make_attention(spec, network, kv, MAX_MODEL_LEN, 8, self._backend)
         of_target = target, head.target_layers, attention, batch, ALL_ROWS, ComputeThreads()
-        drafting = Eagle3(network, *of_target, max_step_tokens=64)
+        drafting = HeadDrafts(network, *of_target, max_step_tokens=64)
         sizes = {"max_tokens": MAX_DRAFT, "block_size": BLOCK_SIZE, "num_blocks": NUM_BLOCKS}
         return Drafter(drafting, batch, sampler, max_model_len=MAX_MODEL_LEN, **sizes)
 

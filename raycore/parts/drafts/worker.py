@@ -15,25 +15,35 @@ from torch import Tensor
 from raycore.attention.paged_cache import bytes_per_block, make_cache
 from raycore.attention.spec import Attention, AttentionSpec, MixerConstants
 from raycore.config import EngineConfig
-from raycore.decoder.network import Network
+from raycore.decoder.network import Network, Vocabulary
 from raycore.errors import InvalidConfig
+from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.links import Link
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.parts.drafts.checkpoint import Eagle3Spec
-from raycore.parts.drafts.config.drafter import DrafterConfig
+from raycore.parts.drafts.checkpoint.eagle3 import Eagle3Spec
+from raycore.parts.drafts.checkpoint.mtp import MtpSpec
+from raycore.parts.drafts.config.drafter import DrafterConfig, HeadSpec
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
-from raycore.parts.drafts.decoder import Eagle3Head
+from raycore.parts.drafts.decoder.eagle3 import Eagle3Head
+from raycore.parts.drafts.decoder.head import DraftingHead
+from raycore.parts.drafts.decoder.mtp import MtpHead
 from raycore.parts.drafts.guesses.from_tokens import guesses_from_tokens
 from raycore.parts.drafts.runner.draft_model import DraftModel
 from raycore.parts.drafts.runner.drafter import NO_DRAFTER, Drafter, Drafting, DraftNetwork, StepDrafting
-from raycore.parts.drafts.runner.eagle3 import Eagle3
+from raycore.parts.drafts.runner.head_drafts import HeadDrafts
 from raycore.parts.drafts.runner.rows import num_scratch_blocks
 from raycore.parts.drafts.runner.shared_drafts import DraftsOfFirst, own_drafts
 from raycore.parts.drafts.runner.stage_states import ReadStage, StageStates
 from raycore.parts.drafts.runner.stored_drafts import DraftsAfterSteps, StoredDrafts
 from raycore.parts.drafts.runner.token_guesses import SharedDrafts, TokenGuesses
-from raycore.parts.drafts.weights import eagle3_weight_bytes, load_eagle3_weights, random_eagle3_weights
+from raycore.parts.drafts.weights.eagle3 import (
+    Eagle3Weights,
+    eagle3_weight_bytes,
+    load_eagle3_weights,
+    random_eagle3_weights,
+)
+from raycore.parts.drafts.weights.mtp import MtpWeights, load_mtp_weights, mtp_weight_bytes, random_mtp_weights
 from raycore.runner.compute_threads import ComputeThreads
 from raycore.runner.rows import StepRows
 from raycore.runner.step_memory import scratch_bytes, step_bytes
@@ -337,33 +347,26 @@ class DraftModelWorker(NetworkDrafts):
 
 
 class HeadWorker(NetworkDrafts):
-    """Drafts by an EAGLE-3 head, which reads the target's hidden states."""
+    """Drafts by a head, which reads the target's hidden states."""
 
-    network: Eagle3Head | None
+    network: DraftingHead | None
 
-    def __init__(self, head: Eagle3Spec, *drafter: Any) -> None:
+    def __init__(self, head: HeadSpec, *drafter: Any) -> None:
         """`drafter`: the arguments of `NetworkDrafts`."""
         super().__init__(*drafter)
-        self._head = head
+        self._target_layers = head.target_layers
 
     def load(self, target: Network) -> None:
-        model = self._config.model
-        if model.load_format == "dummy":
-            weights = random_eagle3_weights(self._share, self._head, model.seed)
-        else:
-            weights = load_eagle3_weights(self._share, self._head, Path(self._drafter.path))
-        operations, embed = self._backend.operations(), target.vocabulary.embed
+        model, path = self._config.model, Path(self._drafter.path)
+        seed = model.seed if model.load_format == "dummy" else None
+        weights = self._make_weights(path, seed)
         with torch.inference_mode():
-            self.network = Eagle3Head(self._drafter.spec, self._head, weights, self._ranks, operations, embed)
-
-    def weight_bytes(self) -> int:
-        """Return the size of all weights, with an embedding of the head's own."""
-        return eagle3_weight_bytes(self._whole_share, self._head)
+            self.network = self._make_head(weights, self._backend.operations(), target.vocabulary)
 
     def kept_bytes(self) -> int:
         """Return the same as without a head, and those of what it reads of the target."""
         limits = self._limits
-        numbers = limits.num_tokens * self._config.model.spec.hidden_size * len(self._head.target_layers)
+        numbers = limits.num_tokens * self._config.model.spec.hidden_size * len(self._target_layers)
         own = (numbers + limits.num_seqs * self._drafter.spec.hidden_size) * self._dtype.itemsize
         return super().kept_bytes() + own
 
@@ -372,12 +375,57 @@ class HeadWorker(NetworkDrafts):
         inputs = self._limits.num_tokens * 4 * self._drafter.spec.hidden_size * self._dtype.itemsize
         return super().step_bytes() + inputs
 
-    def _make_network(self, drafted: Drafted) -> Eagle3:
+    @abstractmethod
+    def _make_weights(self, path: Path, seed: int | None) -> Any:
+        """Return the weights at `path`, or random ones from a seed."""
+
+    @abstractmethod
+    def _make_head(self, weights: Any, operations: Operations, vocabulary: Vocabulary) -> DraftingHead:
+        """Return the head with these weights. `vocabulary`: the target's."""
+
+    def _make_network(self, drafted: Drafted) -> HeadDrafts:
         assert self.network is not None, "load() comes first"
         attention = self._make_attention(self.network.constants, drafted)
-        max_tokens, layers = max(self._limits.num_tokens, drafted.max_rows), self._head.target_layers
-        of_target = drafted.target, layers, attention, drafted.batch, drafted.rows, drafted.threads
-        return Eagle3(self.network, *of_target, max_step_tokens=max_tokens, links=drafted.sources)
+        max_tokens = max(self._limits.num_tokens, drafted.max_rows)
+        of_target = drafted.target, self._target_layers, attention, drafted.batch, drafted.rows, drafted.threads
+        return HeadDrafts(self.network, *of_target, max_step_tokens=max_tokens, links=drafted.sources)
+
+
+class Eagle3Worker(HeadWorker):
+    """Drafts by an EAGLE-3 head."""
+
+    def __init__(self, head: Eagle3Spec, *drafter: Any) -> None:
+        super().__init__(head, *drafter)
+        self._head = head
+
+    def weight_bytes(self) -> int:
+        """Return the size of all weights, with an embedding of the head's own."""
+        return eagle3_weight_bytes(self._whole_share, self._head)
+
+    def _make_weights(self, path: Path, seed: int | None) -> Eagle3Weights:
+        of_share = self._share, self._head
+        return load_eagle3_weights(*of_share, path) if seed is None else random_eagle3_weights(*of_share, seed)
+
+    def _make_head(self, weights: Eagle3Weights, operations: Operations, vocabulary: Vocabulary) -> Eagle3Head:
+        return Eagle3Head(self._drafter.spec, self._head, weights, self._ranks, operations, vocabulary.embed)
+
+
+class MtpWorker(HeadWorker):
+    """Drafts by a head that the target's checkpoint has."""
+
+    def __init__(self, head: MtpSpec, *drafter: Any) -> None:
+        super().__init__(head, *drafter)
+        self._head = head
+
+    def weight_bytes(self) -> int:
+        return mtp_weight_bytes(self._whole_share, self._head)
+
+    def _make_weights(self, path: Path, seed: int | None) -> MtpWeights:
+        of_share = self._share, self._head
+        return load_mtp_weights(*of_share, path) if seed is None else random_mtp_weights(*of_share, seed)
+
+    def _make_head(self, weights: MtpWeights, operations: Operations, vocabulary: Vocabulary) -> MtpHead:
+        return MtpHead(self._drafter.spec, self._head, weights, self._ranks, operations, vocabulary)
 
 
 def make_draft_worker(
@@ -402,6 +450,11 @@ def make_draft_worker(
         sizes = setup.device, drafter.num_speculative_tokens
         return TakingWorker(ranks, *sizes) if config.workers_draft else NO_DRAFTING
     of_worker = setup.config, drafter, ranks, setup.device, setup.dtype
-    if drafter.head is not None:
-        return HeadWorker(drafter.head, *of_worker)
+    match drafter.head:
+        case Eagle3Spec() as head:
+            return Eagle3Worker(head, *of_worker)
+        case MtpSpec() as head:
+            return MtpWorker(head, *of_worker)
+        case None:
+            pass
     return DraftModelWorker(make_network(drafter.spec), *of_worker)

@@ -21,7 +21,7 @@ from raycore.errors import InvalidCheckpoint
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.quantization import Quantization, WeightScheme
 from raycore.models.spec import ModelSpec, Roots, TensorNames
-from raycore.parts.drafts.checkpoint import Eagle3Spec
+from raycore.parts.drafts.checkpoint.eagle3 import Eagle3Spec
 from raycore.parts.experts.models import ExpertChoice, MoeSpec, SharedExperts
 from raycore.weights.loader import RankLayout, load_decoder_weights
 from raycore.weights.share import WeightShare

@@ -285,20 +285,22 @@ def test_the_largest_step_that_pools_fits_the_estimated_memory(
     assert worst <= set_aside < 3 * worst, f"{peaks}, {at_start} of it from the start on; set aside: {set_aside}"
 
 
-@pytest.mark.parametrize("kind", ["draft_model", "eagle3"])
+@pytest.mark.parametrize("kind", ["draft_model", "eagle3", "mtp"])
 @pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])
 def test_the_largest_draft_step_fits_the_estimated_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, kernels: str
 ) -> None:
     choose_kernels(monkeypatch, kernels)
     target, draft = tmp_path / "target", tmp_path / "draft"
+    own = {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1} if kind == "mtp" else {}
     for path, config in (
-        (target, DENSE | {"num_hidden_layers": 4}),
+        (target, DENSE | {"num_hidden_layers": 4} | own),
         (draft, DENSE if kind == "draft_model" else head_config(DENSE["hidden_size"], DENSE["vocab_size"])),
     ):
         path.mkdir()
         (path / "config.json").write_text(json.dumps(config | {"torch_dtype": "float32"}))
-    speculative = {"model": str(draft), "num_speculative_tokens": 8}
+    what = {"method": "mtp"} if kind == "mtp" else {"model": str(draft)}
+    speculative = {"num_speculative_tokens": 8} | what
     options: dict[str, Any] = {"load_format": "dummy", "num_threads": 1, "dtype": "float32", "block_size": BLOCK_SIZE}
     worker = Worker(resolve(str(target), speculative_config=speculative, **options, **MANY_SHORTER), ALONE)
     worker.init_device()

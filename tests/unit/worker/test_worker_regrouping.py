@@ -20,7 +20,7 @@ from raycore.config import resolve
 from raycore.messages import StepPlan, StepResult
 from raycore.node.listeners import offer
 from raycore.parts.adapters.weights import largest_lora_bytes
-from raycore.parts.drafts.weights import random_eagle3_weights
+from raycore.parts.drafts.weights.eagle3 import random_eagle3_weights
 from raycore.weights.loader import random_decoder_weights
 from raycore.weights.share import WeightShare
 from raycore.worker.rank import Regrouping, WorkerRank

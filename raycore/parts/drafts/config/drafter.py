@@ -9,13 +9,17 @@ import msgspec
 
 from raycore.checkpoint.hub_cache import find_directory
 from raycore.checkpoint.model_spec import load_model_spec
-from raycore.checkpoint.stored_model import fit_eagle3, fit_model
+from raycore.checkpoint.stored_model import fit_eagle3, fit_model, fit_mtp
 from raycore.checkpoint.weight_files import has_weight_files
 from raycore.errors import InvalidConfig
 from raycore.models.spec import ModelSpec
-from raycore.parts.drafts.checkpoint import Eagle3Spec, load_eagle3_spec
+from raycore.parts.drafts.checkpoint.eagle3 import Eagle3Spec, load_eagle3_spec
+from raycore.parts.drafts.checkpoint.mtp import MtpSpec, mtp_spec
 from raycore.parts.drafts.config.speculative import SpeculativeConfig
 from raycore.parts.images.models import without_vision
+
+HeadSpec = Eagle3Spec | MtpSpec
+"""What a head has beyond the sizes of its layer. Each has `target_layers`, what it reads of the target."""
 
 
 class DrafterConfig(msgspec.Struct, frozen=True):
@@ -25,7 +29,7 @@ class DrafterConfig(msgspec.Struct, frozen=True):
     """The checkpoint's directory."""
     spec: ModelSpec
     """The draft model's, or that of the head's layer."""
-    head: Eagle3Spec | None
+    head: HeadSpec | None
     """None: a model of its own."""
     num_speculative_tokens: int
     tensor_parallel_size: int
@@ -38,16 +42,23 @@ class DrafterConfig(msgspec.Struct, frozen=True):
         path = Path(self.path)
         if not has_weight_files(path):
             return self
-        fit = fit_model(self.spec, path) if self.head is None else fit_eagle3(self.spec, self.head, path)
+        match self.head:
+            case None:
+                fit = fit_model(self.spec, path)
+            case Eagle3Spec() as head:
+                fit = fit_eagle3(self.spec, head, path)
+            case MtpSpec() as head:
+                fit = fit_mtp(self.spec, head, path)
         return msgspec.structs.replace(self, spec=fit)
 
 
 def resolve_drafter(
-    config: SpeculativeConfig, target: ModelSpec, target_len: int, tp_size: int, *, expert_parallel: bool
+    config: SpeculativeConfig, path: Path, target: ModelSpec, target_len: int, tp_size: int, *, expert_parallel: bool
 ) -> DrafterConfig:
     """Read the drafting checkpoint's config.json, and check that it can draft for `target`.
 
     Args:
+        path: the directory of the target's checkpoint.
         target_len: maximum number of tokens of a sequence.
         tp_size, expert_parallel: how the target is parallelized.
 
@@ -55,21 +66,21 @@ def resolve_drafter(
         InvalidCheckpoint: raycore doesn't support the checkpoint, or its head is for another target.
         InvalidConfig: the settings don't fit. The message names them.
     """
-    assert config.model is not None
-    path = find_directory(config.model, of="the draft model")
     draft_tp_size = tp_size if config.draft_tensor_parallel_size is None else config.draft_tensor_parallel_size
     if draft_tp_size not in (1, tp_size):
         raise _error(f"draft_tensor_parallel_size={draft_tp_size}: expected 1 or tensor_parallel_size={tp_size}")
-    if config.method == "eagle3":
-        spec, head = load_eagle3_spec(path, target)
+    if config.model is not None:
+        path = find_directory(config.model, of="the draft model")
+    if config.method == "draft_model":
+        spec, head = without_vision(load_model_spec(path)), None
+        _check_draft_model(path, spec, target, expert_parallel=expert_parallel)
+    else:
+        spec, head = load_eagle3_spec(path, target) if config.method == "eagle3" else _own_head(path, target)
         if draft_tp_size != tp_size:
             raise _error(
                 f"draft_tensor_parallel_size={draft_tp_size}: a head of the target needs the target's "
                 f"tensor_parallel_size={tp_size}: omit it"
             )
-    else:
-        spec, head = without_vision(load_model_spec(path)), None
-        _check_draft_model(path, spec, target, expert_parallel=expert_parallel)
     spec.check_tensor_parallel(draft_tp_size)
     return DrafterConfig(
         path=os.path.abspath(path),
@@ -79,6 +90,16 @@ def resolve_drafter(
         tensor_parallel_size=draft_tp_size,
         max_model_len=_draft_len(config, spec.max_length if head is None else target_len, target_len),
     )
+
+
+def _own_head(path: Path, target: ModelSpec) -> tuple[ModelSpec, MtpSpec]:
+    found = mtp_spec(target)
+    if found is not None:
+        return found
+    why = "has no layer that predicts further tokens"
+    if target.num_predictors:
+        why = "has layers that predict further tokens, but raycore doesn't compute those of this architecture"
+    raise _error(f"method='mtp', but {path} ({target.architecture}) {why}: use another method")
 
 
 def _check_draft_model(path: Path, spec: ModelSpec, target: ModelSpec, *, expert_parallel: bool) -> None:

@@ -12,11 +12,13 @@ from raycore.checkpoint.hub_cache import find_directory
 from raycore.errors import InvalidConfig
 from raycore.options.declared import json_object, option, settings_of
 from raycore.options.vllm_options import VllmOption, without_effect
-from raycore.parts.drafts.checkpoint import is_eagle3
+from raycore.parts.drafts.checkpoint.eagle3 import is_eagle3
 
 MAX_SPECULATIVE_TOKENS = 64
 
 _DEFAULT_LOOKUP = 5
+_MTP_NAMES = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp")
+"""vLLM's other names of the method `mtp`, each for an architecture."""
 _LookupSize = Annotated[int, Meta(ge=1, le=64)]
 _BatchSize = Annotated[int, Meta(ge=1)]
 _NumTokens = Annotated[int, Meta(ge=0)]
@@ -25,16 +27,17 @@ _NumTokens = Annotated[int, Meta(ge=0)]
 class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """vLLM's settings of speculative decoding, under vLLM's names."""
 
-    method: Literal["ngram", "suffix", "draft_model", "eagle3"]
+    method: Literal["ngram", "suffix", "draft_model", "eagle3", "mtp"]
     num_speculative_tokens: Annotated[int, Meta(ge=1, le=MAX_SPECULATIVE_TOKENS)]
     """Maximum number of a request's tokens that are guessed at a time."""
     model: str | None = None
     """draft_model, eagle3: the directory of the draft model's or the head's checkpoint."""
     draft_tensor_parallel_size: Annotated[int, Meta(ge=1)] | None = None
-    """draft_model, eagle3: number of workers that share the draft model: 1 or as many as share the target. None: as
-    many."""
+    """draft_model, eagle3, mtp: number of workers that share the draft model: 1 or as many as share the target. None:
+    as many."""
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
-    """draft_model, eagle3: longer sequences have no drafts. None: as long as the draft model and the target can."""
+    """draft_model, eagle3, mtp: longer sequences have no drafts. None: as long as the draft model and the target can
+    be."""
     prompt_lookup_min: _LookupSize = _DEFAULT_LOOKUP
     """ngram: the least number of last tokens that must have occurred before."""
     prompt_lookup_max: _LookupSize = _DEFAULT_LOOKUP
@@ -57,7 +60,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     @property
     def has_model(self) -> bool:
         """Whether workers compute the drafts, with a model."""
-        return self.method in ("draft_model", "eagle3")
+        return self.method in ("draft_model", "eagle3", "mtp")
 
     def fixed_length(self, num_decodes: int) -> int | None:
         """Return how many tokens are guessed for each of so many decodes. None: as many as should pay."""
@@ -163,7 +166,12 @@ def parse_speculative_config(value: str | dict[str, Any] | None) -> SpeculativeC
 
 
 def _check_model(config: SpeculativeConfig) -> None:
-    if config.has_model and config.model is None:
+    if config.method == "mtp" and config.model is not None:
+        raise InvalidConfig(
+            f"speculative_config: model={config.model!r}, and method='mtp' drafts with layers of the engine's own "
+            "checkpoint: omit it"
+        )
+    if config.has_model and config.model is None and config.method != "mtp":
         raise InvalidConfig(
             f"speculative_config: method={config.method!r} needs model, the directory of the draft model's checkpoint"
         )
@@ -195,6 +203,8 @@ def _fill_in(given: dict[str, Any]) -> None:
                 del given["model"]
     if given.get("model") in ("ngram", "suffix") and given.get("method", given["model"]) == given["model"]:
         given["method"] = given.pop("model")
+    if given.get("method") in _MTP_NAMES:
+        given["method"] = "mtp"
     if "method" not in given and isinstance(given.get("model"), str):
         given["method"] = "eagle3" if is_eagle3(find_directory(given["model"], of="the draft model")) else "draft_model"
     if given.get("method") == "suffix":

@@ -43,7 +43,7 @@ class DraftModel:
             max_step_tokens: maximum number of tokens that are computed at once. Not less than the number of slots.
         """
         num_slots = len(batch.host.num_known)
-        self.taps = NO_TAPS
+        self.taps, self.wants_all_rows = NO_TAPS, False
         self._decoder = decoder
         self._attention = attention
         self._batch = batch

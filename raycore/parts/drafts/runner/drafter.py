@@ -32,6 +32,8 @@ class DraftNetwork(Protocol):
 
     taps: Taps
     """What reads the target's hidden states in its steps."""
+    wants_all_rows: bool
+    """Whether it reads the final ones of all tokens."""
 
     def parts(self) -> ProfiledParts:
         """The parts of drafting, for profiles."""
@@ -139,6 +141,9 @@ class Drafter(StepDrafting):
 
     def apply(self, plan: StepPlan) -> None:
         self.network.apply(plan)
+
+    def wants_all_rows(self, step: StepInputs) -> bool:
+        return self.network.wants_all_rows
 
     def taps(self, step: StepInputs) -> Taps:
         return self.network.taps

@@ -21,7 +21,7 @@ from raycore.step.device_batch import StepTensors
 
 
 class StageStates:
-    """The inputs of those layers that a head reads, of this worker's stage and of the stages before."""
+    """The hidden states that a head reads, of this worker's stage and of the stages before."""
 
     def __init__(
         self,
@@ -34,14 +34,15 @@ class StageStates:
     ) -> None:
         """
         Args:
-            target_layers: the layers that the head reads, ascending.
+            target_layers: those whose inputs the head reads, ascending, as `Taps` number them.
             links: from the stage before, if there is one.
             rows: which rows of a step the layers of this worker get.
             max_rows: the largest number of rows of a step, padding included.
         """
         assert target.takes_taps, "a head reads the target's hidden states"
         stage = target.stage.layers
-        size, known = target.hidden_size, [layer for layer in target_layers if layer < stage.stop]
+        end = stage.stop + target.stage.is_last
+        size, known = target.hidden_size, [layer for layer in target_layers if layer < end]
         self._links = links
         self._rows = rows
         self._num_before = size * sum(layer < stage.start for layer in target_layers)

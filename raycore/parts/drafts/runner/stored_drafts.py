@@ -84,6 +84,9 @@ class DraftsAfterSteps(StoredDrafts):
     def draft(self, slots: list[int], num_tokens: list[int]) -> list[list[int]]:
         return self._drafting.draft(slots, num_tokens)
 
+    def wants_all_rows(self, step: StepInputs) -> bool:
+        return self._drafting.wants_all_rows(step)
+
     def taps(self, step: StepInputs) -> Taps:
         return self._drafting.taps(step)
 

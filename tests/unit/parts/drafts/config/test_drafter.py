@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from drafting_checkpoints import head_config
 
-from raycore.config import resolve
+from raycore.config import EngineConfig, resolve
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidCheckpoint, InvalidConfig
 
@@ -27,6 +27,13 @@ DENSE = {
 MIXTURE = DENSE | {
     "architectures": ["Qwen3MoeForCausalLM"],
     "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8,
+}
+
+PREDICTING = DENSE | {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 4,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 8,
 }
@@ -57,6 +64,20 @@ def test_the_speculative_method_is_found_by_the_drafters_checkpoint(write) -> No
     assert found.head is not None
     assert found.head.target_layers == [0, 1, 3]
     assert (found.path, found.num_speculative_tokens, found.max_model_len) == (head, 3, 64)
+
+
+def test_a_model_drafts_with_the_first_of_its_layers_that_predict_further_tokens(write) -> None:
+    target = write("target", PREDICTING | {"num_nextn_predict_layers": 2})
+    found = drafter_of(target, {"method": "mtp"}, tensor_parallel_size=2)
+    assert found.head is not None
+    assert found.head.target_layers == [4]
+    assert found.head.tensors(found.spec).layer == "model.layers.4."
+    assert (found.path, found.tensor_parallel_size, found.max_model_len) == (target, 2, 64)
+    assert found.spec.moe is not None
+    assert (found.spec.num_layers, found.spec.moe.sparse_layers) == (1, [True])
+    config = resolve(target, speculative_config={"method": "mtp", "num_speculative_tokens": 3})
+    assert config.reads_hidden_states
+    assert EngineConfig.decode(config.encode()).drafter == config.drafter
 
 
 def test_suffix_drafting_needs_no_draft_model() -> None:
@@ -102,6 +123,8 @@ def test_the_draft_model_is_split_over_all_workers_or_kept_by_one(write) -> None
         ({"model": "target", "max_model_len": 65}, {}, "max_model_len=65 is above 64"),
         ({"model": "odd"}, {"tensor_parallel_size": 2}, "doesn't divide"),
         ({"method": "draft_model"}, {}, "method='draft_model' needs model"),
+        ({"method": "mtp"}, {}, "target \\(Qwen3ForCausalLM\\) has no layer that predicts further tokens"),
+        ({"method": "mtp"}, {"load_format": "sharded_state"}, "a layer .* that save_sharded_state\\(\\) leaves out"),
         ({"method": "ngram", "model": "target"}, {}, "model='target' is for drafts from a model"),
         ({"method": "medusa", "model": "target"}, {}, "medusa"),
         (
@@ -129,6 +152,27 @@ def test_drafters_that_do_not_fit_the_target_are_refused_by_name(
     write("head", head_config(16, 64))
     with pytest.raises(InvalidConfig, match=message):
         drafter_of("target", settings, **options)
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "options", "message"),
+    [
+        ({"num_nextn_predict_layers": 0}, {}, {}, "has no layer that predicts further tokens"),
+        (
+            {"architectures": ["HYV3ForCausalLM"], "num_experts": 4, "num_shared_experts": 1},
+            *({}, {}, "but raycore doesn't compute those of this architecture"),
+        ),
+        (
+            *({}, {"draft_tensor_parallel_size": 1}, {"tensor_parallel_size": 2}),
+            "draft_tensor_parallel_size=1: a head of the target needs the target's tensor_parallel_size=2",
+        ),
+        ({}, {}, {"pipeline_parallel_size": 2}, "'mtp' needs async_scheduling=True with pipeline_p"),
+        ({}, {"max_model_len": 65}, {}, "max_model_len=65 is above 64"),
+    ],
+)
+def test_layers_that_cannot_draft_are_refused_by_name(write, config, settings, options, message) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        drafter_of(write("target", PREDICTING | config), {"method": "mtp"} | settings, **options)
 
 
 def test_a_draft_model_with_experts_is_refused_with_expert_parallelism(write) -> None:

@@ -32,6 +32,8 @@ from raycore.parts.drafts.config.speculative import SpeculativeConfig, parse_spe
             '{"method": "suffix", "num_speculative_tokens_per_batch_size": [[1, 4, 3], [9, 16, 0]]}',
             SpeculativeConfig("suffix", 24, num_speculative_tokens_per_batch_size=[(1, 4, 3), (9, 16, 0)]),
         ),
+        ({"method": "mtp", "num_speculative_tokens": 2}, SpeculativeConfig("mtp", 2)),
+        ({"method": "deepseek_mtp", "num_speculative_tokens": 2}, SpeculativeConfig("mtp", 2)),
         # values that change nothing
         (
             {"method": "ngram", "num_speculative_tokens": 1, "rejection_sample_method": "standard", "model": None},
@@ -49,9 +51,13 @@ def test_speculative_config_is_parsed_with_its_defaults(value, expected) -> None
         ("[]", "speculative_config"),
         (
             {"method": "medusa", "num_speculative_tokens": 3},
-            "method='medusa' is not supported: use 'ngram', 'suffix', 'draft_model' or 'eagle3'",
+            "method='medusa' is not supported: use 'ngram', 'suffix', 'draft_model', 'eagle3' or 'mtp'",
         ),
         ({"method": "ngram"}, "num_speculative_tokens is missing"),
+        (
+            {"method": "mtp", "num_speculative_tokens": 2, "model": "a/b"},
+            "model='a/b', and method='mtp' drafts with layers of the engine's own checkpoint: omit it",
+        ),
         ({"method": "ngram", "num_speculative_tokens": 0}, ">= 1"),
         ({"method": "ngram", "num_speculative_tokens": 65}, "<= 64"),
         (

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from raycore.checkpoint.stages import Stage
 from raycore.parts.drafts.runner.stage_states import ReadStage, StageStates
 from raycore.runner.rows import ALL_ROWS
 
@@ -31,22 +32,22 @@ class Pipe:
         return tensor.copy_(self.sent.popleft())
 
 
-@pytest.mark.parametrize("read", [[0, 3, 5], [1, 2], [4, 5], [0], [0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("read", [[0, 3, 5], [1, 2], [4, 5], [0], [0, 1, 2, 3, 4, 5], [6], [1, 6]])
 def test_states_of_all_stages_are_side_by_side(read: list[int]) -> None:
+    """6 stands for the final hidden states."""
     pipes: list[Any] = [Pipe(), Pipe()]
-    stages = [range(2), range(2, 4), range(4, 6)]
+    stages = [Stage(range(2), is_last=False), Stage(range(2, 4), is_last=False), Stage(range(4, 6))]
     states: list[StageStates] = []
-    for number, layers in enumerate(stages):
-        target: Any = SimpleNamespace(
-            takes_taps=True, hidden_size=SIZE, dtype=torch.float32, stage=SimpleNamespace(layers=layers)
-        )
+    for number, stage in enumerate(stages):
+        target: Any = SimpleNamespace(takes_taps=True, hidden_size=SIZE, dtype=torch.float32, stage=stage)
         states.append(StageStates(target, read, pipes[number - 1 : number] if number else [], ALL_ROWS, MAX_ROWS, CPU))
     parts = [ReadStage(each, pipe, 4, 2) for each, pipe in zip(states, pipes, strict=False)]
     for num_rows in (4, 1):
-        inputs = {layer: torch.randn(num_rows, SIZE) for layer in range(6)}
+        inputs = {layer: torch.randn(num_rows, SIZE) for layer in range(7)}
         step: Any = SimpleNamespace(positions=np.zeros(num_rows))
-        for part, layers in zip([*parts, states[-1]], stages, strict=True):
+        for part, stage in zip([*parts, states[-1]], stages, strict=True):
             taps = part.taps(step) if isinstance(part, ReadStage) else part.taps
+            layers = range(stage.layers.start, stage.layers.stop + stage.is_last)
             assert taps.keys() == set(read) & set(layers)
             for layer, tap in taps.items():
                 tap(inputs[layer])

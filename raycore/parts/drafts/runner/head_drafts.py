@@ -1,4 +1,4 @@
-"""Drafts by an EAGLE-3 head, which reads the target's hidden states.
+"""Drafts by a head, which reads the target's hidden states.
 
 The head's keys and values of a step's tokens are computed with the step, because the hidden states are needed for it.
 That is one layer more. Everything else is computed only when tokens are drafted.
@@ -16,7 +16,7 @@ from raycore.attention.spec import Attention
 from raycore.decoder.network import Network
 from raycore.messages import StepPlan
 from raycore.parallel.links import Link
-from raycore.parts.drafts.decoder import Eagle3Head
+from raycore.parts.drafts.decoder.head import DraftingHead
 from raycore.parts.drafts.runner.rows import DraftRows
 from raycore.parts.drafts.runner.stage_states import StageStates
 from raycore.profile_session import ProfiledParts
@@ -27,12 +27,12 @@ from raycore.step.copies import to_device_together
 from raycore.step.device_batch import DeviceBatch, StepTensors
 
 
-class Eagle3:
+class HeadDrafts:
     """Implements `DraftNetwork`."""
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: DraftingHead,
         target: Network,
         target_layers: list[int],
         attention: Attention,
@@ -45,7 +45,7 @@ class Eagle3:
     ) -> None:
         """
         Args:
-            target_layers: the target's layers whose inputs the head reads.
+            target_layers: what the head reads of the target, as `Taps` number it.
             attention: the head's, with blocks that have the same numbers as the target's.
             rows: which rows of the target's layers this worker computes. Those of the head it computes all.
             max_step_tokens: the largest number of rows of the target's steps, padding included.
@@ -57,7 +57,7 @@ class Eagle3:
         self._threads = threads
         dtype, device = target.dtype, batch.device
         self._states = StageStates(target, target_layers, links, rows, max_step_tokens, device)
-        self.taps = self._states.taps
+        self.taps, self.wants_all_rows = self._states.taps, target.stage.layers.stop in target_layers
         self._hidden_SD = torch.zeros(len(batch.host.num_known), head.hidden_size, dtype=dtype, device=device)
         """By slot: what the head reads of the token before the newest one."""
         self._fused_TD = self._hidden_SD[:0]

@@ -14,7 +14,7 @@ from torch import Tensor
 from raycore.checkpoint.tensor_shapes import layer_prefix
 from raycore.errors import InvalidCheckpoint
 from raycore.models.spec import ModelSpec
-from raycore.parts.drafts.checkpoint import Eagle3Spec
+from raycore.parts.drafts.checkpoint.eagle3 import Eagle3Spec
 from raycore.weights.checkpoint_reader import CheckpointReader
 from raycore.weights.fill import CheckpointFill, RandomFill
 from raycore.weights.loader import LayerWeights, RankLayout, fill_weights, has_no_tensor

@@ -12,7 +12,7 @@ from configs import SPEC
 from drafting_checkpoints import head_config
 
 from raycore.errors import InvalidCheckpoint
-from raycore.parts.drafts.checkpoint import is_eagle3, load_eagle3_spec
+from raycore.parts.drafts.checkpoint.eagle3 import is_eagle3, load_eagle3_spec
 
 TARGET = msgspec.structs.replace(SPEC, num_layers=12)
 HEAD = head_config(TARGET.hidden_size, TARGET.vocab_size, draft_vocab_size=60)

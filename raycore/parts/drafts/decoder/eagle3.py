@@ -1,9 +1,6 @@
 """An EAGLE-3 head: a decoder layer that drafts the next token but one, from hidden states of its target.
 
-For position i, its input is the embedding of the token at i + 1, and a hidden state of position i. For tokens that the
-target has computed, this is made of the target's hidden states (`fuse`). For drafts, it is the head's own output at the
-position before. Letters of shapes: as in `decoder`; X: hidden states of several layers side by side; W: tokens that the
-head can draft.
+Letters of shapes: as in `head`; W: tokens that the head can draft.
 """
 
 from __future__ import annotations
@@ -18,16 +15,16 @@ from raycore.decoder.decoder import Layer, embed, num_weights
 from raycore.layers.operations import Operations
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
-from raycore.parts.drafts.checkpoint import Eagle3Spec
-from raycore.parts.drafts.weights import Eagle3Weights
+from raycore.parts.drafts.checkpoint.eagle3 import Eagle3Spec
+from raycore.parts.drafts.decoder.head import DraftingHead
+from raycore.parts.drafts.weights.eagle3 import Eagle3Weights
 from raycore.parts.experts.parallel import SplitExperts
-from raycore.profile_session import ProfiledParts
 
 _NOT_DRAFTED = -1e4
 """The logit of tokens that the head can't draft. It is finite, because a request may allow only such tokens."""
 
 
-class Eagle3Head:
+class Eagle3Head(DraftingHead):
     """One tensor-parallel rank's part of a head."""
 
     def __init__(
@@ -47,9 +44,7 @@ class Eagle3Head:
         self._draft_vocab_size = head.draft_vocab_size
         self.dtype = weights.fc_DX.dtype
         self.num_weights = weights.fc_DX.numel() + num_weights(spec, weights.layer) + weights.lm_head_WD.numel()
-        """Number of multiplications for one token, without those of attention."""
         self.num_key_value_numbers = spec.mixers[0].cached_numbers(spec, ranks.size)
-        """How many numbers one token's keys and values have."""
         self._embed_VD = None if weights.embed_VD is None else weights.embed_VD.to(operations.device)
         self._vocab_start = weights.vocab_start
         self._fc = operations.linear(weights.fc_DX)
@@ -61,35 +56,22 @@ class Eagle3Head:
         self._token_ids_W = None if weights.token_ids_W is None else weights.token_ids_W.to(operations.device)
 
     def fuse(self, states_TX: Tensor) -> Tensor:
-        """Return the hidden states [T, D] that the head reads instead of the target's [T, X]."""
         return self._fc(states_TX)
 
     def store(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention) -> None:
-        """Store keys and values of the step that `attention` has begun.
-
-        Args:
-            token_ids_T: the token after each position.
-            hidden_TD: the hidden state of each position. Isn't changed.
-        """
         self._layer.mixer(self._inputs(token_ids_T, hidden_TD)[0], attention)
 
     def forward(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention) -> Tensor:
-        """Return the hidden states [T, D] after the layer, for the arguments of `store`. May overwrite `hidden_TD`."""
         x_TI, residual_TD = self._inputs(token_ids_T, hidden_TD)
         return self._layer.finish(residual_TD, self._layer.mixer(x_TI, attention))
 
     def logits(self, hidden_TD: Tensor) -> Tensor:
-        """Return logits [T, V] in the target's vocabulary. All ranks return the same."""
         logits_TW = self._ranks.all_gather_columns(self._lm_head(self._final_norm(hidden_TD)))
         logits_TW = logits_TW[:, : self._draft_vocab_size]
         if self._token_ids_W is None:
             return logits_TW
         logits_TV = logits_TW.new_full((len(logits_TW), self.vocab_size), _NOT_DRAFTED)
         return logits_TV.index_copy_(1, self._token_ids_W, logits_TW)
-
-    def parts(self) -> ProfiledParts:
-        """The parts of a step, for profiles."""
-        yield self, {"fuse": "draft_fc", "store": "draft_store", "forward": "draft_forward", "logits": "draft_lm_head"}
 
     def _inputs(self, token_ids_T: Tensor, hidden_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Return the input of the layer's projections, [T, 2·D], and what the layer's results are added to."""

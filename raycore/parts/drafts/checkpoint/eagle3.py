@@ -30,7 +30,7 @@ _UNSUPPORTED = {
 """Variants of heads that aren't supported, with the values that stand for "no"."""
 
 
-class Eagle3Spec(msgspec.Struct, frozen=True):
+class Eagle3Spec(msgspec.Struct, frozen=True, tag=True):
     """What a head has beyond the sizes of its layer."""
 
     draft_vocab_size: int

@@ -1,0 +1,1 @@
+"""The descriptions of what drafts, from checkpoints."""

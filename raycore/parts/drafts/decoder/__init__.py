@@ -1,0 +1,1 @@
+"""Heads that draft: networks of one layer, which read hidden states of their target."""

@@ -1,0 +1,1 @@
+"""The weights of heads that draft, on one tensor-parallel rank."""
