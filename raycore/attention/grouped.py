@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -27,10 +27,11 @@ class LayerPlace(NamedTuple):
 class GroupedAttention:
     """Sends each layer to what computes it. Implements `Attention`."""
 
-    def __init__(self, places: Sequence[LayerPlace]) -> None:
-        """`places`: by layer of the stage."""
+    def __init__(self, places: Mapping[int, LayerPlace]) -> None:
+        """`places`: by layer of the stage. Layers with attention and a state have another one for the state, at
+        `PartPlace.state_index`."""
         self._places = places
-        self._parts = list({id(place.attention): place for place in places}.values())
+        self._parts = list({id(place.attention): place for place in places.values()}.values())
         """A place of each different `attention`."""
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:

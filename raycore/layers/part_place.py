@@ -38,11 +38,18 @@ class PartPlace:
     """The ranks that share experts."""
     operations: Operations
     adapt: Adapt = unadapted
+    one: LayerPart | None = None
+    """The part that is made, if the layer has two mixers. None: it has one."""
 
     @property
     def mixer(self) -> Any:
-        """The spec of the layer's mixer."""
-        return self.spec.mixers[self.index]
+        """The spec of the layer's mixer that is made."""
+        return self.spec.mixers[self.index] if self.one is None else self.one
+
+    @property
+    def state_index(self) -> int:
+        """The index of the layer's state for `Attention`, if the layer has attention, too."""
+        return self.spec.num_layers + self.stage_index
 
     def make(self, part: LayerPart, weights: LayerPartWeights) -> Any:
         """Return what computes a part of the layer. `weights`: of the class that `LayerPart.weights_class` names."""

@@ -204,4 +204,4 @@ def _grouped(
         if layers:
             own = make(spec.of_layers(layers), kv.first_layers(len(layers)))
             places |= {layer: LayerPlace(own, index, group) for index, layer in enumerate(layers)}
-    return GroupedAttention([places[layer] for layer in range(len(spec.windows))])
+    return GroupedAttention(places)

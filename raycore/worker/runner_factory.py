@@ -194,16 +194,22 @@ def _grouped_attention(
     """Return what computes each layer of the stage: attention, `states`, or nothing."""
     spec, stage_layers = core.setup.config.model.spec, list(core.setup.stage.layers)
     with_blocks = [layer for layer in stage_layers if spec.mixers[layer].cached_numbers(spec, 1)]
-    if with_blocks == stage_layers:
+    if with_blocks == stage_layers and states is None:
         return _plain_attention(core, stage_layers, cache, max_rows, ())
-    places = dict.fromkeys(stage_layers, LayerPlace(NoAttention(), 0))
-    if states is not None:
-        with_states = [layer for layer in stage_layers if spec.mixers[layer].keeps_state]
-        places |= {layer: LayerPlace(states, index) for index, layer in enumerate(with_states)}
+    first = core.setup.stage.layers.start
+    places = dict.fromkeys(range(len(stage_layers)), LayerPlace(NoAttention(), 0))
     if with_blocks:
         attention = _plain_attention(core, with_blocks, cache, max_rows, () if states is None else states.states_LR)
-        places |= {layer: LayerPlace(attention, index) for index, layer in enumerate(with_blocks)}
-    return GroupedAttention(list(places.values()))
+        places |= {layer - first: LayerPlace(attention, index) for index, layer in enumerate(with_blocks)}
+    if states is not None:
+        with_states = [layer for layer in stage_layers if spec.mixers[layer].keeps_state]
+        # as `PartPlace.state_index` says
+        behind = [spec.num_layers if layer in with_blocks else 0 for layer in with_states]
+        places |= {
+            layer - first + offset: LayerPlace(states, index)
+            for index, (layer, offset) in enumerate(zip(with_states, behind, strict=True))
+        }
+    return GroupedAttention(places)
 
 
 def _encoder_attention(setup: WorkerSetup, host: SlotBatch) -> Attention:

@@ -185,11 +185,12 @@ def test_each_layer_is_computed_where_it_belongs() -> None:
     step, tensors = batch.advance(StepPlan(0))
     first, second, state = Noting(), Noting(), Noting()
     places = [LayerPlace(first, 0, 0), LayerPlace(state, 0), LayerPlace(second, 0, 1), LayerPlace(second, 1, 1)]
-    attention = GroupedAttention(places)
+    # the last layer keeps a state, too
+    attention = GroupedAttention(dict(enumerate(places)) | {7: LayerPlace(state, 1)})
     attention.begin(step, tensors)
-    for layer, expected in enumerate([0, 0, 0, 1]):
+    for layer, expected in [(0, 0), (1, 0), (2, 0), (3, 1), (7, 1)]:
         assert attention(layer, torch.zeros(1, 1)).item() == expected
     zeros, fives = [[0, 0, 0]], [[5, 5, 5]]
     assert first.calls == [(zeros, zeros), 0]
-    assert state.calls == [(zeros, zeros), 0]
+    assert state.calls == [(zeros, zeros), 0, 1]
     assert second.calls == [(fives, fives), 0, 1]

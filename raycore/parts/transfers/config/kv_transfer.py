@@ -194,7 +194,7 @@ def check_kv_transfer(transfer: KVTransferConfig | None, chosen: dict[str, Any],
     why = spec.why_not("kv_transfer")
     if why is not None:
         raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which {why}: omit it")
-    if spec.encoder is not None or all(mixer.keeps_state for mixer in spec.mixers):
+    if all(mixer.cached(spec, layer).kind == "none" for layer, mixer in enumerate(spec.mixers)):
         raise InvalidConfig(f"{asked} can't be used with {spec.architecture}, which has no KV cache: omit it")
     if spec.keeps_states and not transfer.knows_states:
         raise InvalidConfig(
