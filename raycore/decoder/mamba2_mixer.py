@@ -16,6 +16,7 @@ from torch import Tensor
 
 from raycore.attention.spec import Attention, MixerConstants
 from raycore.decoder.mixer import Mixer, plain
+from raycore.layers.operations import Norm
 from raycore.layers.part_place import PartPlace
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -37,8 +38,8 @@ class Mamba2Weights(LayerPartWeights):
     """float32: of times."""
     skip_N: Tensor
     """float32: what x is multiplied by before it is added to the result."""
-    norm_O: Tensor
     o_DO: Tensor
+    norm_O: Tensor | None = None
     conv_bias_C: Tensor | None = None
 
     NAMES: ClassVar[Mapping[str, str]] = {
@@ -58,7 +59,8 @@ class Mamba2Weights(LayerPartWeights):
 class Mamba2Mixer(Mixer):
     """One rank's Mamba-2 in one layer.
 
-    Its result for a token is multiplied by SiLU of the gate z, and then normalized, one group of heads at a time.
+    Its result for a token is multiplied by SiLU of the gate z, and normalized after or before, one group of heads at a
+    time, or not at all.
     """
 
     _PARTS: ClassVar[Mapping[str, str]] = {"_in": "in_proj", "_z": "z_proj", "o": "out_proj"}
@@ -78,17 +80,37 @@ class Mamba2Mixer(Mixer):
         )
         self._in = operations.linear(weights.in_ID)
         self._z = operations.linear(weights.z_OD)
-        # a single group is divided over the ranks
-        shared = ranks if mixer.num_groups == 1 else TensorParallel()
-        num_groups = mixer.of_rank(ranks.size).num_groups
-        self._norm = operations.group_norm(weights.norm_O, num_groups, spec.rms_norm_eps, shared)
+        own = mixer.of_rank(ranks.size)
+        self._norm: Norm | None = None
+        if weights.norm_O is not None:
+            # a single group is divided over the ranks
+            shared = ranks if mixer.num_groups == 1 else TensorParallel()
+            self._norm = operations.group_norm(weights.norm_O, own.num_groups, spec.rms_norm_eps, shared)
+        self._is_normed_first = mixer.norm == "before_gate"
+        self._z_multiplier, *multipliers = mixer.multipliers
+        group = own.num_groups * own.k_dim
+        self._in_multipliers_I = (
+            None
+            if set(multipliers) == {1.0}
+            else torch.tensor(multipliers, dtype=weights.in_ID.dtype)
+            .repeat_interleave(torch.tensor([own.num_values, group, group, own.num_v_heads]))
+            .to(operations.device)
+        )
         self._gate_and_mul = operations.gate_and_mul
         self.o = operations.linear(weights.o_DO, None, ranks)
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the input of `o` for the input of the projections. Updates the sequences' states."""
-        values_TO = attention(self._stage_index, self._in(x_TI))
-        return self._norm(self._gate_and_mul("silu", torch.cat([self._z(x_TI), values_TO], 1)))
+        in_TX, z_TO = self._in(x_TI), self._z(x_TI)
+        if self._in_multipliers_I is not None:
+            in_TX.mul_(self._in_multipliers_I)
+        if self._z_multiplier != 1.0:
+            z_TO.mul_(self._z_multiplier)
+        values_TO = attention(self._stage_index, in_TX)
+        if self._norm is not None and self._is_normed_first:
+            values_TO = self._norm(values_TO)
+        gated_TO = self._gate_and_mul("silu", torch.cat([z_TO, values_TO], 1))
+        return gated_TO if self._norm is None or self._is_normed_first else self._norm(gated_TO)
 
     def weights(self) -> Mamba2Weights:
         """Return the weights that the mixer was made of."""

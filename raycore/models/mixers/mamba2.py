@@ -10,7 +10,7 @@ __all__ = ["Mamba2Spec"]
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
@@ -36,6 +36,10 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
     """What the names of its tensors begin with."""
     size_keys: tuple[str, str] = ("mamba_n_heads", "mamba_n_groups")
     """What config.json calls the numbers of heads and of groups."""
+    norm: Literal["after_gate", "before_gate"] | None = "after_gate"
+    """Whether the result is normalized after it is multiplied by the gate, or before. None: it isn't."""
+    multipliers: tuple[float, float, float, float, float] = (1.0, 1.0, 1.0, 1.0, 1.0)
+    """What the projections of the gate, of x, of B, of C and of times are multiplied by."""
 
     computed_by: ClassVar[str] = "raycore.decoder.mamba2_mixer.Mamba2Mixer"
     weights_class: ClassVar[str] = "raycore.decoder.mamba2_mixer.Mamba2Weights"
@@ -87,13 +91,14 @@ class Mamba2Spec(MatrixMixer, frozen=True, tag=True, omit_defaults=True):  # JSO
                 field, (divided(f"{self.block}.{name}", self.num_v_heads, tp_rank, tp_size),), is_float32=True
             )
 
+        norm = divided(f"{self.block}.norm.weight", self.num_values, tp_rank, tp_size)
         return (
             of_channels("conv_CW", "conv1d.weight", 1, self.conv_size),
             *([of_channels("conv_bias_C", "conv1d.bias")] if self.has_conv_bias else []),
             of_heads("decay_N", "A_log"),
             of_heads("bias_N", "dt_bias"),
             of_heads("skip_N", "D"),
-            PartTensor("norm_O", (divided(f"{self.block}.norm.weight", self.num_values, tp_rank, tp_size),)),
+            *([] if self.norm is None else [PartTensor("norm_O", (norm,))]),
         )
 
     def _channels(self, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:
