@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 
 from torch import Tensor
 
-from raycore.layers.linear import Linear
+from raycore.layers.linear import AroundLinear, Linear
 from raycore.layers.operations import Activation
 from raycore.layers.part_place import PartPlace, unadapted
+from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.weights.layer_part_weights import LayerPartWeights, MlpWeights
 
 
@@ -61,3 +63,39 @@ class DenseFeedForward(FeedForward):
 
     def weights(self) -> MlpWeights:
         return MlpWeights(self.gate_up.weight, self.down.weight, self.gate_up.bias, self.down.bias)
+
+
+class ScaledFeedForward(DenseFeedForward):
+    """A feed-forward network with multipliers: `down(activation(m · gate(x)) · up(x)) · n`, as in `mlp_multipliers`."""
+
+    def __init__(self, place: PartPlace, weights: MlpWeights) -> None:
+        assert place.spec.mlp_multipliers is not None, "the model has multipliers"
+        of_gate, self._multiplier = place.spec.mlp_multipliers
+
+        def adapt(linear: Linear, name: str, ranks: TensorParallel | None) -> Linear:
+            adapted = place.adapt(linear, name, ranks)
+            return _ScaledGate(adapted, of_gate) if name == "gate_up" else adapted
+
+        super().__init__(replace(place, adapt=adapt), weights)
+
+    def apply(self, x_TD: Tensor) -> Tensor:
+        return super().apply(x_TD).mul_(self._multiplier)
+
+    def add_to(self, residual_TD: Tensor, x_TD: Tensor) -> Tensor:
+        return residual_TD.add_(self.apply(x_TD))
+
+
+class _ScaledGate(AroundLinear):
+    """The linear layer of gate and up, of which the gate is multiplied. Implements `Linear`."""
+
+    def __init__(self, linear: Linear, multiplier: float) -> None:
+        super().__init__(linear)
+        self._multiplier = multiplier
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        gate_up_TF = self._linear(x_TI)
+        gate_up_TF[:, : gate_up_TF.shape[1] // 2].mul_(self._multiplier)
+        return gate_up_TF
+
+    def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:
+        return residual_TO.add_(self(x_TI))

@@ -5,7 +5,16 @@ Those with experts are in `raycore.parts.experts.models`. Does not import torch.
 
 from __future__ import annotations
 
-__all__ = ["DENSE", "DenseSpec", "FeedForwardSpec", "HasTensor", "NoFeedForward", "XieluSpec", "feed_forwards_of"]
+__all__ = [
+    "DENSE",
+    "DenseSpec",
+    "FeedForwardSpec",
+    "HasTensor",
+    "NoFeedForward",
+    "ScaledDenseSpec",
+    "XieluSpec",
+    "feed_forwards_of",
+]
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -130,6 +139,12 @@ class XieluSpec(DenseSpec, frozen=True):
         return msgspec.structs.replace(self, has_constants=has_tensor(f"{model.names.layer(0)}mlp.act_fn.beta"))
 
 
+class ScaledDenseSpec(DenseSpec, frozen=True):
+    """Such a network whose gate is multiplied before its activation, and whose result is multiplied, too."""
+
+    computed_by: ClassVar[str] = "raycore.layers.feed_forward.ScaledFeedForward"
+
+
 class NoFeedForward(FeedForwardSpec, frozen=True):
     """What stands in place of a feed-forward part in a layer that has a mixer alone."""
 
@@ -153,6 +168,8 @@ DENSE = DenseSpec()
 """The dense feed-forward part of any model."""
 XIELU = XieluSpec()
 """That of models with xIELU."""
+SCALED_DENSE = ScaledDenseSpec()
+"""That of a model with `Parts.mlp_multipliers`."""
 NO_FEED_FORWARD = NoFeedForward()
 """That of layers of any model that have none."""
 
@@ -160,6 +177,8 @@ NO_FEED_FORWARD = NoFeedForward()
 def feed_forwards_of(model: ModelSpec) -> list[FeedForwardSpec]:
     """Return the feed-forward parts, by layer of the model."""
     moe, dense = model.moe, XIELU if model.dense == "xielu" else DENSE
+    if model.mlp_multipliers is not None:
+        dense = SCALED_DENSE
     parts = [dense] * model.num_layers if moe is None else [moe if each else dense for each in moe.sparse_layers]
     alone = model.parts_alone or [None] * len(parts)
     return [NO_FEED_FORWARD if only == "mixer" else part for only, part in zip(alone, parts, strict=True)]

@@ -224,6 +224,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     activation that `gate` names."""
     dense: Literal["plain", "xielu"] = "plain"
     """The kind of dense feed-forward parts. With `xielu`, this activation is in the place of `gate`, without a gate."""
+    mlp_multipliers: tuple[float, float] | None = None
+    """What the gate of dense layers, before its activation, and their results are multiplied by. None: by 1."""
     encoder: EncoderSpec | None = None
     """What an encoder has instead of a decoder's parts. None: it is a decoder."""
     attention_scale: float | None = None
