@@ -55,8 +55,15 @@ def _parts(config: JsonFields) -> Parts:
     )
 
 
-def mamba2_layers(config: JsonFields) -> Mamba2Spec:
+def mamba2_layers(
+    config: JsonFields, layers: list[bool] | None = None, num_values: int | None = None, **parts: Any
+) -> Mamba2Spec:
     """Return the layers of Mamba-2, whose keys begin with `mamba_`.
+
+    Args:
+        layers: which layers these are. None: those that `layer_types` says.
+        num_values: number of elements of all heads. None: `mamba_expand` times the hidden size.
+        parts: further fields of the result.
 
     Raises:
         InvalidCheckpoint: their sizes don't fit, or they are of a kind that isn't known.
@@ -68,19 +75,21 @@ def mamba2_layers(config: JsonFields) -> Mamba2Spec:
     num_heads, num_groups = config.int_("mamba_n_heads"), config.int_("mamba_n_groups")
     if num_heads % num_groups:
         raise config.error("mamba_n_groups", f"a divisor of mamba_n_heads={num_heads}")
-    num_values = config.int_("mamba_expand") * config.int_("hidden_size")
+    said = "mamba_expand times hidden_size" if num_values is None else "the number of all heads' elements"
+    num_values = num_values or config.int_("mamba_expand") * config.int_("hidden_size")
     v_dim = num_values // num_heads if config.get("mamba_d_head") == "auto" else config.int_("mamba_d_head")
     if v_dim * num_heads != num_values:
-        raise config.error("mamba_n_heads", f"mamba_expand times hidden_size, {num_values}, divided by mamba_d_head")
+        raise config.error("mamba_n_heads", f"{said}, {num_values}, divided by mamba_d_head")
     check_time_limits(config)
     return Mamba2Spec(
-        layers=state_layers(config),
+        layers=state_layers(config) if layers is None else layers,
         num_groups=num_groups,
         num_v_heads=num_heads,
         k_dim=config.int_("mamba_d_state"),
         v_dim=v_dim,
         conv_size=config.int_("mamba_d_conv", low=2),
         has_conv_bias=config.bool_("mamba_conv_bias"),
+        **parts,
     )
 
 

@@ -38,6 +38,7 @@ from raycore.models.dots1 import DOTS1
 from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.ernie4_5_moe import ERNIE4_5_MOE
 from raycore.models.exaone4 import EXAONE4
+from raycore.models.falcon_h1 import FALCON_H1
 from raycore.models.family import Family, converted, plugin_families, plugin_family
 from raycore.models.gemma import GEMMA
 from raycore.models.gemma2 import GEMMA2
@@ -114,6 +115,7 @@ FAMILIES: Mapping[str, Family] = {
     "Ernie4_5ForCausalLM": ERNIE4_5,
     "Ernie4_5_MoeForCausalLM": ERNIE4_5_MOE,
     "Exaone4ForCausalLM": EXAONE4,
+    "FalconH1ForCausalLM": FALCON_H1,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3_MULTIMODAL,

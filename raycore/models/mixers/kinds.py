@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, get_args
 
 from raycore.models.mixers.attention import AttentionHeads
+from raycore.models.mixers.beside import BesideSpec
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.latent import LatentHeads
@@ -22,7 +23,7 @@ from raycore.models.mixers.spec import MixerSpec
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec  # it has mixers
 
-StateSpec = DeltaSpec | KdaSpec | Mamba2Spec | ShortConvSpec
+StateSpec = BesideSpec | DeltaSpec | KdaSpec | Mamba2Spec | ShortConvSpec
 """The layers of a model that keep a state."""
 REFUSED_ADAPTERS: Mapping[str, str] = {
     part: why for kind in (LatentHeads, *get_args(StateSpec)) for part, why in kind.refused_adapters.items()

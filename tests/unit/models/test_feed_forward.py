@@ -14,17 +14,17 @@ from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.class_paths import import_path
 from raycore.layers.feed_forward import FeedForward
-from raycore.models.feed_forward import DenseSpec, FeedForwardSpec, NoFeedForward, XieluSpec
+from raycore.models.feed_forward import DenseSpec, FeedForwardSpec, NoFeedForward, ScaledDenseSpec, XieluSpec
 from raycore.models.spec import ModelSpec
 from raycore.parts.experts.models import MoeSpec
 from raycore.weights.layer_part_weights import LayerPartWeights
 from raycore.weights.loader import empty_decoder_weights
 from raycore.weights.share import WeightShare
 
-KINDS: list[type[FeedForwardSpec]] = [DenseSpec, XieluSpec, MoeSpec, NoFeedForward]
+KINDS: list[type[FeedForwardSpec]] = [DenseSpec, ScaledDenseSpec, XieluSpec, MoeSpec, NoFeedForward]
 FAMILIES = [
     *("qwen2", "phi3", "mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss", "lfm2_moe", "kimi_linear"),
-    *("granitemoehybrid_experts", "nemotron_h", "starcoder2", "cohere2", "apertus"),
+    *("granitemoehybrid_experts", "nemotron_h", "starcoder2", "cohere2", "apertus", "falcon_h1"),
 ]
 """With each kind of feed-forward part, and with each form of its tensors."""
 

@@ -28,14 +28,14 @@ PARTS = {
         re.compile(r"models/mixers/"),
         "latent|state",
         re.compile(
-            r"(Attention|Latent)(Heads|Weights|Mixer)|(Delta|Kda|Mamba2|ShortConv)(Spec|Weights|Mixer|Layer)"
+            r"(Attention|Latent)(Heads|Weights|Mixer)|(Beside|Delta|Kda|Lightning|Mamba2|ShortConv)(Spec|Weights|Mixer|Layer)"
             r"|StateSpec|StateMixer|NoMixer|NullMixer"
         ),
     ),
     "feed-forward parts": Part(
         re.compile(r"models/feed_forward\.py|parts/experts/"),
         "moe|dense",
-        re.compile(r"(Dense|Xielu|Sparse|No|Null)(Spec|FeedForward)|MoeSpec|(Mlp|Xielu|Moe)Weights"),
+        re.compile(r"(Dense|Scaled|Xielu|Sparse|No|Null)(Spec|FeedForward)|MoeSpec|(Mlp|Xielu|Moe)Weights"),
     ),
 }
 

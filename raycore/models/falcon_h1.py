@@ -1,0 +1,95 @@
+"""Falcon-H1: attention and Mamba-2 beside each other in each layer, and multipliers of what parts read and return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from raycore.json_fields import JsonFields
+from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.granite_hybrid import mamba2_layers
+from raycore.models.mixers.beside import BesideSpec
+from raycore.models.rotation import head_dim
+from raycore.models.spec import Parts, TensorNames
+
+_DEFAULTS = {
+    **DEFAULTS,
+    "vocab_size": 128000,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "mamba_d_ssm": 1024,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_norm_before_gate": True,
+    "mamba_rms_norm": False,
+    "lm_head_multiplier": 1.0,
+    "embedding_multiplier": 1.0,
+    "key_multiplier": 1.0,
+    "attention_in_multiplier": 1.0,
+    "attention_out_multiplier": 1.0,
+    "ssm_in_multiplier": 1.0,
+    "ssm_out_multiplier": 1.0,
+}
+_NAMES = TensorNames(
+    before_feed_forward="pre_ff_layernorm",
+    gate="feed_forward.gate_proj",
+    up="feed_forward.up_proj",
+    down="feed_forward.down_proj",
+    last_norm="final_layernorm",
+)
+
+
+def _convert(config: dict[str, Any]) -> dict[str, Any]:
+    """Return what is in config.json, without the types of layers, which are all the same."""
+    return {key: value for key, value in config.items() if key not in ("layer_types", "layers_block_type")}
+
+
+def _parts(config: JsonFields) -> Parts:
+    if config.bool_("projectors_bias"):
+        raise config.error("projectors_bias", "false")
+    num_layers, has_bias = config.int_("num_hidden_layers"), config.bool_("attention_bias")
+    norm = "before_gate" if config.bool_("mamba_norm_before_gate") else "after_gate"
+    mamba = mamba2_layers(
+        config,
+        [True] * num_layers,
+        config.optional_int("mamba_d_ssm"),
+        norm=norm if config.bool_("mamba_rms_norm") else None,
+        multipliers=_multipliers(config, "ssm_multipliers", 5),
+    )
+    multipliers: Any = _multipliers(config, "mlp_multipliers", 2)
+    return plain_parts(
+        config,
+        qkv_bias=has_bias,
+        o_bias=has_bias,
+        mlp_bias=config.bool_("mlp_bias"),
+        mlp_multipliers=None if multipliers == (1.0, 1.0) else multipliers,
+        attention_scale=config.float_("key_multiplier") * head_dim(config) ** -0.5,
+        embedding_multiplier=config.float_("embedding_multiplier"),
+        logits_multiplier=config.float_("lm_head_multiplier"),
+        state=BesideSpec(
+            mamba.layers,
+            mamba,
+            (config.float_("attention_in_multiplier"), config.float_("attention_out_multiplier")),
+            (config.float_("ssm_in_multiplier"), config.float_("ssm_out_multiplier")),
+        ),
+        names=_NAMES,
+    )
+
+
+def _multipliers(config: JsonFields, key: str, num: int) -> tuple[float, ...]:
+    """Return a list of numbers, which are 1 if it is missing or null."""
+    given = config.list_(key)
+    if given is None:
+        return (1.0,) * num
+    if len(given) != num or any(isinstance(each, bool) or not isinstance(each, int | float) for each in given):
+        raise config.error(key, f"a list of {num} numbers")
+    return tuple(map(float, given))
+
+
+FALCON_H1 = Family(_DEFAULTS, _parts, _convert)

@@ -1,0 +1,77 @@
+"""Attention and Mamba-2 beside each other, as config.json describes them. Does not import torch.
+
+Both read the layer's input, and their results are added. A layer keeps keys and values in blocks, and a state.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BesideSpec"]
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import TYPE_CHECKING, ClassVar
+
+from raycore.models.layer_part import PartTensor
+from raycore.models.linears import FusedLinear
+from raycore.models.mixers.attention import AttentionHeads
+from raycore.models.mixers.mamba2 import Mamba2Spec
+from raycore.models.mixers.spec import Cached, StateTensor
+from raycore.models.mixers.state import StateMixer
+
+if TYPE_CHECKING:
+    from raycore.models.spec import ModelSpec
+
+ATTENTION = AttentionHeads()
+_OUTPUT = "o_DO"
+"""A field that the weights of both mixers have."""
+
+
+class BesideSpec(StateMixer, frozen=True, tag=True):
+    """Layers that have attention and Mamba-2."""
+
+    mamba: Mamba2Spec
+    """With the same `layers`."""
+    attention_multipliers: tuple[float, float] = (1.0, 1.0)
+    """What the input of attention and its result are multiplied by."""
+    mamba_multipliers: tuple[float, float] = (1.0, 1.0)
+    """The same of Mamba-2."""
+
+    computed_by: ClassVar[str] = "raycore.decoder.beside_mixer.BesideMixer"
+    weights_class: ClassVar[str] = "raycore.decoder.beside_mixer.BesideWeights"
+    described: ClassVar[str] = "has attention and keeps a state"
+    memory: ClassVar[str] = "raycore.decoder.beside_mixer.BesideMemory"
+    recurrence: ClassVar[str] = Mamba2Spec.recurrence
+    refused_adapters: ClassVar[Mapping[str, str]] = Mamba2Spec.refused_adapters
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        return self.mamba.split_sizes
+
+    def of_rank(self, tp_size: int) -> Mamba2Spec:
+        """Return what computes the states on one of `tp_size` ranks: attention has none."""
+        return self.mamba.of_rank(tp_size)
+
+    def linears(
+        self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
+    ) -> tuple[FusedLinear, ...]:
+        of_rank = tp_rank, tp_size, num_inputs
+        own = (
+            linear._replace(field=f"mamba_{linear.field}") if linear.field == _OUTPUT else linear
+            for linear in self.mamba.linears(model, *of_rank)
+        )
+        return *ATTENTION.linears(model, *of_rank), *own
+
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
+        return tuple(chain.from_iterable(each.vectors(model, tp_rank, tp_size) for each in (ATTENTION, self.mamba)))
+
+    def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:
+        return ATTENTION.sizes(model, tp_size)
+
+    def cached(self, model: ModelSpec, layer: int) -> Cached:
+        return ATTENTION.cached(model, layer)
+
+    def cached_numbers(self, model: ModelSpec, tp_size: int) -> int:
+        return ATTENTION.cached_numbers(model, tp_size)
+
+    def state(self, tp_size: int) -> tuple[StateTensor, ...]:
+        return self.mamba.state(tp_size)
