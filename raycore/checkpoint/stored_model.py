@@ -50,6 +50,7 @@ _TEXTS = "for texts, which the engine doesn't compute"
 _NO_WEIGHTS = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "follow from config.json",
     r".*\.self_attn\.([kvq]_proj\.)?([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
+    r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)": "follow from config.json",
 }
 _UNUSED = {
     **_NO_WEIGHTS,
@@ -121,7 +122,7 @@ def _fingerprint(tensors: Tensors) -> str:
 
 
 def _as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
-    spec = _with_prefixes(_with_roots(spec, tensors), tensors)
+    spec = _with_norms(_with_prefixes(_with_roots(spec, tensors), tensors), tensors)
     names = spec.names
     if spec.encoder is not None:
         return _encoder_as_stored(spec, tensors, path)
@@ -202,6 +203,16 @@ def _with_prefixes(spec: ModelSpec, tensors: Tensors) -> ModelSpec:
         rest = [each for each in known if each != chosen]
         vision = msgspec.structs.replace(vision, **{field: chosen, others: rest})
     return msgspec.structs.replace(spec, vision=vision)
+
+
+def _with_norms(spec: ModelSpec, tensors: Tensors) -> ModelSpec:
+    """Return the description with the name that the files have for norms after attention, if the family knows two."""
+    names, other = spec.names, spec.names.other_after_attention
+    layers = [layer for layer in range(spec.num_layers) if spec.norms(layer).after_attention is not None]
+    if other is None or not any(f"{names.layer(layer)}{other}.weight" in tensors for layer in layers):
+        return spec
+    names = msgspec.structs.replace(names, after_attention=other, other_after_attention=names.after_attention)
+    return msgspec.structs.replace(spec, names=names)
 
 
 def _with_biases(spec: ModelSpec, tensors: Tensors, path: Path, prefixes: Sequence[str]) -> ModelSpec:

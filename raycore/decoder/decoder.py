@@ -22,7 +22,7 @@ from raycore.layers.feed_forward import FeedForward
 from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
 from raycore.layers.operations import Norm, Operations
 from raycore.layers.part_place import Adapt, PartPlace, unadapted
-from raycore.models.spec import ModelSpec
+from raycore.models.spec import BlockSum, ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.layers import Adapters
 from raycore.parts.experts.parallel import ExpertRanks, SplitExperts
@@ -106,7 +106,8 @@ class Decoder(Network):
         experts = experts or SplitExperts(ranks)
         for stage_index, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
-            self._layers.append(Layer(stage_index, layer, spec, own, ranks, experts, operations, adapters))
+            kind = NormedLayer if spec.sums else Layer
+            self._layers.append(kind(stage_index, layer, spec, own, ranks, experts, operations, adapters))
         self.constants = [layer.mixer.constants for layer in self._layers]
         layers: list[Any] = self._layers
         has_experts = (spec.feed_forwards[layer].has_experts for layer in stage.layers)
@@ -312,6 +313,33 @@ class Layer:
     def weights(self) -> LayerWeights:
         """Return the weights that the layer was made of, without those of experts."""
         return LayerWeights(mixer=self.mixer.weights(), feed_forward=self.feed_forward.weights(), **self._norms)
+
+
+class NormedLayer(Layer):
+    """A layer whose blocks add to what they have read, as `Parts.sums` says. It has a norm before each block alone."""
+
+    def __init__(self, stage_index: int, index: int, spec: ModelSpec, *parts: Any) -> None:
+        super().__init__(stage_index, index, spec, *parts)
+        self._sums = spec.sums[index]
+
+    def __call__(self, h_TD: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
+        assert self.input_norm is not None, "such layers have norms before their blocks"
+        x_TD = self.input_norm(h_TD)
+        out_TO = self.mixer(x_TD, attention)
+        if rows_R is not None:
+            x_TD, out_TO = x_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
+        return self.finish(x_TD, out_TO)
+
+    def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
+        """Return the layer's output for the mixer's input and its result. Overwrites `h_TD`."""
+        assert self._post_norm is not None, "such layers have norms before their blocks"
+        h_TD = _sum(h_TD, self.mixer.o(out_TO), self._sums.mixer)
+        x_TD = self._post_norm(h_TD)
+        return _sum(x_TD, self.feed_forward.apply(x_TD), self._sums.feed_forward)
+
+
+def _sum(x_TD: Tensor, out_TD: Tensor, factors: BlockSum) -> Tensor:
+    return x_TD.mul_(factors.kept).add_(out_TD, alpha=factors.added)
 
 
 def make_norm(weight_D: Tensor | None, spec: ModelSpec, operations: Operations) -> Norm | None:

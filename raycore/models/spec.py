@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 __all__ = [
+    "BlockSum",
     "CheckpointDType",
     "ClampedSwiglu",
     "Gate",
     "GateFunction",
     "GateName",
     "LayerNorms",
+    "LayerSums",
     "LinearShape",
     "ModelSpec",
     "NormName",
@@ -97,6 +99,8 @@ class TensorNames(msgspec.Struct, frozen=True):
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
+    other_after_attention: str | None = None
+    """What checkpoints may have instead of `after_attention`. `fit_model` brings that in line with the files."""
     before_feed_forward: str | None = "post_attention_layernorm"
     after_feed_forward: str | None = None
     qkv: str | None = None
@@ -162,6 +166,20 @@ class LayerNorms(NamedTuple):
     def given(self) -> list[str]:
         """Those that there are, each once."""
         return [name for name in dict.fromkeys(self) if name is not None]
+
+
+class BlockSum(NamedTuple):
+    """By what numbers are multiplied before they are added up after a block: its input, and its result."""
+
+    kept: float
+    added: float
+
+
+class LayerSums(NamedTuple):
+    """How the results of a layer's blocks are added to what the blocks have read, the normalized hidden states."""
+
+    mixer: BlockSum
+    feed_forward: BlockSum
 
 
 class LinearShape(msgspec.Struct, frozen=True):
@@ -238,6 +256,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """By the sigmoid of which gate the result of attention is multiplied. The query projection has the rows of each
     head's gate after those of the head (`query_rows`), or a projection of its own has them all (`elements`). None: by
     none."""
+    state_norms: LayerNorms | None = None
+    """The names of the norms of layers that keep a state. None: they are those of `names`."""
     state: StateSpec | None = None
     """The layers that keep a state instead of keys and values. None: all layers have attention."""
     embedding_multiplier: float = 1.0
@@ -247,6 +267,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether embeddings that a request brings are multiplied, too, as in transformers' code of the architecture."""
     residual_multiplier: float = 1.0
     """The results of attention and of the feed-forward part are multiplied by it before they are added."""
+    sums: list[LayerSums] = []
+    """By layer: how the results of blocks are added to their own normalized inputs, which become the hidden states.
+    Empty: they are added to hidden states as they are before a norm."""
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
     """Then a logit x becomes cap·tanh(x / cap). None: it doesn't."""
@@ -359,10 +382,17 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
 
     def norms(self, layer: int) -> LayerNorms:
         """Return the names of a layer's norms."""
-        names = self.names
-        mixing = (None, None) if self.mixers[layer].is_null else (names.before_attention, names.after_attention)
-        feeding = names.before_feed_forward, names.after_feed_forward
-        return LayerNorms(*mixing, *((None, None) if self.feed_forwards[layer].is_null else feeding))
+        names, mixer = self.names, self.mixers[layer]
+        norms = LayerNorms(
+            *(names.before_attention, names.after_attention, names.before_feed_forward, names.after_feed_forward)
+        )
+        if self.state_norms is not None and mixer.keeps_state:
+            norms = self.state_norms
+        if mixer.is_null:
+            norms = norms._replace(before_attention=None, after_attention=None)
+        if self.feed_forwards[layer].is_null:
+            norms = norms._replace(before_feed_forward=None, after_feed_forward=None)
+        return norms
 
     def norm_tensors(self, norm: str) -> list[str]:
         """Return the names of the tensors, [hidden_size], of a norm of hidden states. `norm`: its name."""
