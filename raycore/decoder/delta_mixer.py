@@ -62,6 +62,7 @@ class DeltaMixer(Mixer):
     def __init__(self, place: PartPlace, weights: DeltaWeights) -> None:
         spec, ranks, operations = place.spec, place.ranks, place.operations
         own: DeltaSpec = place.mixer.of_rank(ranks.size)
+        eps = spec.rms_norm_eps if own.norm_eps is None else own.norm_eps
         self._stage_index = place.stage_index
         self._kept = {name: getattr(weights, name) for name in ("conv_CW", "decay_N", "bias_N", "norm_H")}
         of_state = {name: getattr(weights, name).to(operations.device) for name in ("conv_CW", "decay_N", "bias_N")}
@@ -71,7 +72,7 @@ class DeltaMixer(Mixer):
         self._in = operations.linear(rows_XI.index_select(0, self._order.inputs))
         self._z = operations.linear(rows_XI.index_select(0, self._order.gates))
         self._head_dim = len(weights.norm_H)
-        self._norm = operations.rms_norm(weights.norm_H, spec.rms_norm_eps)
+        self._norm = operations.rms_norm(weights.norm_H, eps)
         self._gate_and_mul = operations.gate_and_mul
         self.o = operations.linear(weights.o_DO, None, ranks)
 

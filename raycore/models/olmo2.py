@@ -26,7 +26,8 @@ NORMS_AFTER_BLOCKS = TensorNames(
 def olmo_parts(config: JsonFields, **parts: Any) -> Parts:
     """Return the parts of OLMo 2, and `parts`."""
     has_bias = config.bool_("attention_bias")
-    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm="width", names=NORMS_AFTER_BLOCKS, **parts)
+    parts = {"names": NORMS_AFTER_BLOCKS, **parts}
+    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm="width", **parts)
 
 
 OLMO2 = Family(OLMO_DEFAULTS, olmo_parts)

@@ -80,6 +80,7 @@ from raycore.models.nemotron_h import NEMOTRON_H
 from raycore.models.olmo import OLMO
 from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
+from raycore.models.olmo_hybrid import OLMO_HYBRID
 from raycore.models.olmoe import OLMOE
 from raycore.models.phi3 import PHI3
 from raycore.models.quantization import parse_quantization
@@ -154,6 +155,7 @@ FAMILIES: Mapping[str, Family] = {
     "Olmo3ForCausalLM": OLMO3,
     "OlmoForCausalLM": OLMO,
     "OlmoeForCausalLM": OLMOE,
+    "OlmoHybridForCausalLM": OLMO_HYBRID,
     "Phi3ForCausalLM": PHI3,
     "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VL,
     "Qwen2ForCausalLM": QWEN2,

@@ -76,7 +76,7 @@ class TorchDelta:
             self._for_value_heads(q_TX).mul_(1.0 / math.sqrt(shape.k_dim)),
             self._for_value_heads(k_TX),
             v_TX.view(len(x_TX), shape.num_v_heads, shape.v_dim),
-            by_token(torch.sigmoid, b_TN.float(), batch_invariant=invariant),
+            by_token(torch.sigmoid, b_TN.float(), batch_invariant=invariant).mul_(shape.largest_share),
             times_TN * -layer.decay_N.exp(),
         )
 
@@ -95,10 +95,11 @@ class DeltaRecurrence(MatrixRecurrence):
     sqrt(K). For each token, with a state S of [K, H] for each value head, which begins as zeros,
 
         S ← exp(-exp(decay) · softplus(a + bias)) · S
-        S ← S + k ⊗ (sigmoid(b) · (v - Sᵀ k))
+        S ← S + k ⊗ (largest share · sigmoid(b) · (v - Sᵀ k))
         output = Sᵀ q
 
-    in float32. Source: Gated Delta Networks (https://arxiv.org/abs/2412.06464), equation 10.
+    in float32. Source: Gated Delta Networks (https://arxiv.org/abs/2412.06464), equation 10. With a share of up to 2, a
+    state may also be turned over: https://arxiv.org/abs/2411.12537.
     """
 
     layer = DeltaLayer
@@ -107,6 +108,10 @@ class DeltaRecurrence(MatrixRecurrence):
         "native": "raycore.state.native.NativeDelta",
         "triton": "raycore.state.gpu.TritonDelta",
     }
+
+    def backend(self, wanted: Backend) -> Backend:
+        # other kernels write a value as a whole at most
+        return super().backend(wanted) if cast("DeltaSpec", self._own).largest_share == 1.0 else "torch"
 
 
 solve = cast(

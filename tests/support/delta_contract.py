@@ -17,9 +17,17 @@ from raycore.state.delta import DeltaLayer
 class DeltaRule:
     """The gated delta rule. It has no options."""
 
+    def __init__(self, largest_share: float = 1.0) -> None:
+        self._largest_share = largest_share
+
     def shape(self, sizes: Sizes) -> DeltaSpec:
-        heads = sizes.num_v_heads, sizes.k_dim, sizes.v_dim
-        return DeltaSpec([True], *heads, sizes.conv_size, num_k_heads=sizes.num_k_heads, is_interleaved=False)
+        return DeltaSpec(
+            [True],
+            *(sizes.num_v_heads, sizes.k_dim, sizes.v_dim, sizes.conv_size),
+            num_k_heads=sizes.num_k_heads,
+            is_interleaved=False,
+            largest_share=self._largest_share,
+        )
 
     def width(self, shape: DeltaSpec) -> int:
         return shape.num_channels + 2 * shape.num_v_heads
@@ -48,9 +56,12 @@ class DeltaRule:
         decays_N = (-layer.decay_N.double().exp() * functional.softplus(a_N + layer.bias_N.double())).exp()
         state_NKH = state_NKH * decays_N[:, None, None]
         change_NH = (v_NH - torch.einsum("nkh,nk->nh", state_NKH, k_NK)) * b_N.sigmoid()[:, None]
+        change_NH = change_NH * self._largest_share
         state_NKH = state_NKH + k_NK[:, :, None] * change_NH[:, None]
         out_NH = torch.einsum("nkh,nk->nh", state_NKH, q_NK) / math.sqrt(shape.k_dim)
         return conv_CW, state_NKH, out_NH.flatten()
 
 
 DELTA = DeltaRule()
+TURNING_DELTA = DeltaRule(2.0)
+"""Its states may be turned over. Plain torch alone computes it."""

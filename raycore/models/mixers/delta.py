@@ -30,6 +30,14 @@ class DeltaSpec(MatrixMixer, frozen=True, tag=True):
     """Whether checkpoints have one tensor for queries, keys, values and the gate z, and one for b and a, with the rows
     of one key head after the other. Otherwise, queries, keys and values share a tensor, one after the other, and the
     rest have tensors of their own."""
+    is_split: bool = False
+    """Whether queries, keys and values have tensors of their own instead, for their convolutions, too. All names are
+    those of Kimi's delta attention then."""
+    largest_share: float = 1.0
+    """What the share of a value that is written is at most: the sigmoid of b is multiplied by it. If it is more than 1,
+    plain torch computes the rule."""
+    norm_eps: float | None = None
+    """What the norm of the result adds to the mean square. None: what the model's other norms add."""
 
     computed_by: ClassVar[str] = "raycore.decoder.delta_mixer.DeltaMixer"
     weights_class: ClassVar[str] = "raycore.decoder.delta_mixer.DeltaWeights"
@@ -59,13 +67,22 @@ class DeltaSpec(MatrixMixer, frozen=True, tag=True):
             return divided(f"linear_attn.{name}", num, tp_rank, tp_size)
 
         read, values = whole("", num_inputs or model.hidden_size), own("", self.num_values)
-        if self.is_interleaved:
+        keys = self.num_k_heads * self.k_dim
+        if self.is_split:
+            qkvz = (
+                own("q_proj", keys),
+                own("k_proj", keys),
+                own("v_proj", self.num_values),
+                own("g_proj", self.num_values),
+            )
+            ba = own("b_proj", self.num_v_heads), own("a_proj", self.num_v_heads)
+        elif self.is_interleaved:
             qkvz = (own("in_proj_qkvz", self.num_channels + self.num_values),)
             ba = (own("in_proj_ba", 2 * self.num_v_heads),)
         else:
             qkvz = (*self._channels("linear_attn.in_proj_qkv", tp_rank, tp_size), own("in_proj_z", self.num_values))
             ba = own("in_proj_b", self.num_v_heads), own("in_proj_a", self.num_v_heads)
-        output = (whole("linear_attn.out_proj", model.hidden_size),)
+        output = (whole(f"linear_attn.{'o' if self.is_split else 'out'}_proj", model.hidden_size),)
         return (
             FusedLinear("qkvz_ID", qkvz, read, is_plain=True),
             FusedLinear("ba_ID", ba, read, is_plain=True),
@@ -81,11 +98,14 @@ class DeltaSpec(MatrixMixer, frozen=True, tag=True):
             PartTensor("conv_CW", channels, (ROWS, 1, self.conv_size)),
             PartTensor("decay_N", (decay,), is_float32=True),
             PartTensor("bias_N", (bias,), is_float32=True),
-            PartTensor("norm_H", (whole("linear_attn.norm.weight", self.v_dim),)),
+            PartTensor("norm_H", (whole(f"linear_attn.{'o_norm' if self.is_split else 'norm'}.weight", self.v_dim),)),
         )
 
     def _channels(self, name: str, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:
         """Return the rows of queries, keys and values in a tensor that has nothing else."""
         keys = self.num_k_heads * self.k_dim
-        sizes = keys, keys, self.num_values
-        return stored_together(name, *(divided("", size, tp_rank, tp_size) for size in sizes))
+        sizes = {"q": keys, "k": keys, "v": self.num_values}
+        own = {each: divided("", size, tp_rank, tp_size) for each, size in sizes.items()}
+        if self.is_split:
+            return tuple(rows._replace(name=name.replace("conv1d", f"{each}_conv1d")) for each, rows in own.items())
+        return stored_together(name, *own.values())

@@ -238,6 +238,38 @@ STATES: dict[str, Toy] = {
             "mlp_hidden_act": "silu",
         },
     ),
+    # norms before blocks in some layers and after them in others, and states that may be turned over
+    "olmo_hybrid": Toy(
+        "OlmoHybridConfig",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_key_value_heads": 2,
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 8,
+            # transformers saves convolutions of queries, keys and values as if they were as wide
+            "linear_key_head_dim": 20,
+            "linear_value_head_dim": 10,
+            "linear_conv_kernel_dim": 3,
+            "attention_bias": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        },
+        {"linear_allow_neg_eigval": False, "rope_parameters.rope_theta": 10000.0},
+    ),
+    # shares of at most 1, and attention that is rotated
+    "olmo_hybrid_rotated": Toy(
+        "OlmoHybridConfig",
+        {
+            "layer_types": ["linear_attention", "full_attention"],
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        is_plain=True,
+    ),
     "qwen3_5": Toy(
         "Qwen3_5TextConfig",
         {
