@@ -59,6 +59,7 @@ from raycore.models.kimi_linear import KIMI_LINEAR
 from raycore.models.lfm2 import LFM2, LFM2_MOE
 from raycore.models.llama import LLAMA
 from raycore.models.mimo import MIMO
+from raycore.models.minimax import MINIMAX
 from raycore.models.minimax_m2 import MINIMAX_M2
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MINISTRAL, MISTRAL
@@ -142,6 +143,7 @@ FAMILIES: Mapping[str, Family] = {
     "Lfm2MoeForCausalLM": LFM2_MOE,
     "LlamaForCausalLM": LLAMA,
     "MiMoForCausalLM": MIMO,
+    "MiniMaxForCausalLM": MINIMAX,
     "MiniMaxM2ForCausalLM": MINIMAX_M2,
     "Ministral3ForCausalLM": MINISTRAL3,
     "MinistralForCausalLM": MINISTRAL,

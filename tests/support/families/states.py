@@ -202,6 +202,35 @@ STATES: dict[str, Toy] = {
             "tie_word_embeddings": False,
         },
     ),
+    # lightning attention, and hidden states that are sums with normalized ones
+    "minimax": Toy(
+        "MiniMaxConfig",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "block_size": 16,
+            "intermediate_size": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "full_attn_alpha_factor": 1.3,
+            "full_attn_beta_factor": 0.7,
+            "linear_attn_alpha_factor": 0.8,
+            "linear_attn_beta_factor": 1.2,
+            "mlp_alpha_factor": 0.6,
+            "mlp_beta_factor": 1.4,
+        },
+        {
+            "full_attn_alpha_factor": 0.1,
+            "full_attn_beta_factor": 2.0,
+            "linear_attn_alpha_factor": 0.1,
+            "linear_attn_beta_factor": 3.0,
+            "mlp_alpha_factor": 0.1,
+            "mlp_beta_factor": 3.0,
+            "num_experts_per_tok": 2,
+        },
+    ),
     # layers of a mixer or of a feed-forward part alone; experts without gates that read less than hidden states
     "nemotron_h": Toy(
         "NemotronHConfig",
