@@ -58,6 +58,7 @@ from raycore.models.jais2 import JAIS2
 from raycore.models.kimi_linear import KIMI_LINEAR
 from raycore.models.lfm2 import LFM2, LFM2_MOE
 from raycore.models.llama import LLAMA
+from raycore.models.mamba2 import MAMBA2
 from raycore.models.mimo import MIMO
 from raycore.models.minimax import MINIMAX
 from raycore.models.minimax_m2 import MINIMAX_M2
@@ -143,6 +144,7 @@ FAMILIES: Mapping[str, Family] = {
     "Lfm2MoeForCausalLM": LFM2_MOE,
     "LlamaForCausalLM": LLAMA,
     "MiMoForCausalLM": MIMO,
+    "Mamba2ForCausalLM": MAMBA2,
     "MiniMaxForCausalLM": MINIMAX,
     "MiniMaxM2ForCausalLM": MINIMAX_M2,
     "Ministral3ForCausalLM": MINISTRAL3,

@@ -477,7 +477,7 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
 
     def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:
         """Return the sizes that tensor-parallel ranks split, by the sizes' names in config.json."""
-        sizes = {"num_attention_heads": self.num_heads}
+        sizes = {"num_attention_heads": self.num_heads} if self.attention in self.mixer_kinds else {}
         for kind in self.mixer_kinds:
             sizes |= kind.split_sizes
         for kind in self.feed_forward_kinds:

@@ -39,7 +39,9 @@ def attention_of(model: ModelSpec) -> AttentionHeads | LatentHeads:
 
 def kinds_of(model: ModelSpec) -> list[MixerSpec]:
     """Return what mixes tokens in some layer of the model, each one once."""
-    kinds: list[MixerSpec] = [attention_of(model)] if model.state is None else [attention_of(model), model.state]
+    attends = model.state is None or any(mixer.cached_numbers(model, 1) for mixer in mixers_of(model))
+    kinds: list[MixerSpec] = [attention_of(model)] if attends else []
+    kinds += [] if model.state is None else [model.state]
     return [*kinds, NO_MIXER] if "feed_forward" in model.parts_alone else kinds
 
 

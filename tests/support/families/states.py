@@ -202,6 +202,22 @@ STATES: dict[str, Toy] = {
             "tie_word_embeddings": False,
         },
     ),
+    # no layer has attention or a feed-forward part
+    "mamba2": Toy(
+        "Mamba2Config",
+        {
+            "num_hidden_layers": 3,
+            "num_heads": 8,
+            "head_dim": 24,
+            "expand": 3,
+            "state_size": 16,
+            "n_groups": 4,
+            "conv_kernel": 3,
+            "chunk_size": 16,
+            "layer_norm_epsilon": 1e-3,
+        },
+        {"layer_norm_epsilon": 1.0},
+    ),
     # lightning attention, and hidden states that are sums with normalized ones
     "minimax": Toy(
         "MiniMaxConfig",
