@@ -32,7 +32,7 @@ from raycore.models.quantization import GGUF_SCHEMES, stored_scheme
 from raycore.models.spec import ModelSpec
 from raycore.parts.drafts.checkpoint.eagle3 import Eagle3Spec
 from raycore.parts.drafts.checkpoint.mtp import MtpSpec
-from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES
+from raycore.parts.experts.models import MXFP4_NUMBERS, MXFP4_SCALES, as_stacked
 
 logger = logging.getLogger(__name__)
 
@@ -123,6 +123,7 @@ def _fingerprint(tensors: Tensors) -> str:
 
 def _as_stored(spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
     spec = _with_norms(_with_prefixes(_with_roots(spec, tensors), tensors), tensors)
+    spec = as_stacked(spec, lambda name: tensors[name].shape if name in tensors else None)
     names = spec.names
     if spec.encoder is not None:
         return _encoder_as_stored(spec, tensors, path)

@@ -13,13 +13,14 @@ import msgspec
 
 from raycore.json_fields import JsonFields
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
-from raycore.models.family import Family
+from raycore.models.family import Family, check_known
 from raycore.models.gemma3 import GEMMA3
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
 from raycore.models.mistral4 import MISTRAL4
 from raycore.models.qwen2 import QWEN2
 from raycore.models.qwen3 import QWEN3
+from raycore.models.qwen3_moe import QWEN3_MOE
 from raycore.models.qwen3_next import QWEN3_5, QWEN3_5_MOE
 from raycore.models.rotation import with_axes
 from raycore.models.spec import Parts, Roots
@@ -103,6 +104,17 @@ def _with_axes(family: Family, default: list[int], *, is_interleaved: bool = Fal
     return replace(text, defaults={**text.defaults, **defaults}, parts=parts)
 
 
+def _qwen3_moe_parts(config: JsonFields) -> Parts:
+    """Return the parts of Qwen3-MoE, whose stacked experts have a row for each input in such checkpoints.
+
+    transformers 5 saves them with a row for each output.
+    """
+    check_known(config, {"norm_topk_prob": True})
+    made = QWEN3_MOE.parts(config)
+    moe = None if made.moe is None else msgspec.structs.replace(made.moe, is_transposed=True)
+    return msgspec.structs.replace(made, moe=moe)
+
+
 GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_tied_text(GEMMA3)}, vision=gemma3_vision)
 _KIMI_TEXT = _as_text(DEEPSEEK_V3, images=_KIMI_IMAGES, tie_word_embeddings=True)
 KIMI_K25 = Family(text_families={"deepseek_v3": _KIMI_TEXT, "kimi_k2": _KIMI_TEXT})
@@ -119,6 +131,23 @@ QWEN2_5_VL = Family(
 )
 QWEN3_VL = Family(
     text_families={"qwen3_vl_text": _with_axes(QWEN3, [24, 20, 20], is_interleaved=True, rope_theta=500000.0)},
+    vision=qwen3_vision,
+)
+_QWEN3_MOE_DEFAULTS = {
+    **QWEN3_MOE.defaults,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 128000,
+    "num_experts": 60,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1408,
+    "norm_topk_prob": True,
+    "rope_theta": 500000.0,
+}
+_QWEN3_MOE_TEXT = replace(QWEN3_MOE, defaults=_QWEN3_MOE_DEFAULTS, parts=_qwen3_moe_parts)
+QWEN3_VL_MOE = Family(
+    text_families={"qwen3_vl_moe_text": _with_axes(_QWEN3_MOE_TEXT, [24, 20, 20], is_interleaved=True)},
     vision=qwen3_vision,
 )
 QWEN3_5_MULTIMODAL = Family(text_families={"qwen3_5_text": _as_qwen_text(QWEN3_5)})

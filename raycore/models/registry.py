@@ -74,6 +74,7 @@ from raycore.models.multimodal import (
     QWEN3_5_MOE_MULTIMODAL,
     QWEN3_5_MULTIMODAL,
     QWEN3_VL,
+    QWEN3_VL_MOE,
     text_family,
     text_fields,
 )
@@ -172,6 +173,7 @@ FAMILIES: Mapping[str, Family] = {
     "Qwen3MoeForCausalLM": QWEN3_MOE,
     "Qwen3NextForCausalLM": QWEN3_NEXT,
     "Qwen3VLForConditionalGeneration": QWEN3_VL,
+    "Qwen3VLMoeForConditionalGeneration": QWEN3_VL_MOE,
     "SeedOssForCausalLM": SEED_OSS,
     "SmolLM3ForCausalLM": SMOLLM3,
     "SolarOpenForCausalLM": SOLAR_OPEN,

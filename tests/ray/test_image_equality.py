@@ -9,7 +9,7 @@ import pytest
 from equality import reload
 from faults import signal_in_step
 from image_prompts import GREEDY, Prompting, config_of, make_case
-from vision_checkpoints import GEMMA3, IMAGE, KINDS, QWEN2_5, QWEN3, image
+from vision_checkpoints import GEMMA3, IMAGE, MODELS, QWEN2_5, QWEN3, QWEN3_MOE, image
 
 from raycore import LLM
 from raycore.engine.core import EngineCore
@@ -22,10 +22,11 @@ cloudpickle.register_pickle_by_value(sys.modules[reload.__module__])
 def cases(tmp_path_factory):
     directory = tmp_path_factory.mktemp("images")
     # with stages, embeddings go to the first three layers of Qwen3-VL
-    return {kind: make_case(kind, directory, **({"num_hidden_layers": 4} if kind == QWEN3 else {})) for kind in KINDS}
+    deeper = {kind: {"num_hidden_layers": 4} for kind in (QWEN3, QWEN3_MOE)}
+    return {kind: make_case(kind, directory, **deeper.get(kind, {})) for kind in MODELS}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize(
     "workers",
     [(2, 1, 1, 1), (1, 2, 1, 1), (1, 1, 1, 2), (4, 1, 2, 1)],
@@ -35,7 +36,7 @@ def cases(tmp_path_factory):
 def test_tokens_are_those_of_transformers(workers, cases, kind):
     case = cases[kind]
     shape = dict(workers.shape)
-    if kind == QWEN3 and shape["pipeline_parallel_size"] == 2:
+    if kind in (QWEN3, QWEN3_MOE) and shape["pipeline_parallel_size"] == 2:
         shape["pipeline_layers"] = "3,1"
     blocks = 46 if kind == GEMMA3 else 30
     for options in (

@@ -22,7 +22,11 @@ from raycore.messages import Feature, FeatureData
 from raycore.parts.images.client.processor import processor_class
 
 QWEN2_5, QWEN3, GEMMA3 = "qwen2_5_vl", "qwen3_vl", "gemma3"
+QWEN3_MOE = "qwen3_vl_moe"
+"""With the encoder of `QWEN3`."""
 KINDS = (QWEN2_5, QWEN3, GEMMA3)
+"""With each encoder of images."""
+MODELS = (*KINDS, QWEN3_MOE)
 IMAGE = "[image]"
 """In texts of prompts."""
 _CORPUS = [
@@ -37,7 +41,7 @@ _GEMMA_TOKENS = (
     *("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"),
     *("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
 )
-_PIXELS = {QWEN2_5: 28, QWEN3: 32, GEMMA3: 0}
+_PIXELS = {QWEN2_5: 28, QWEN3: 32, QWEN3_MOE: 32, GEMMA3: 0}
 """Rows and columns of pixels of one embedding, for images of any size."""
 _QWEN_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
@@ -57,7 +61,7 @@ _GEMMA_TEMPLATE = (
 
 
 def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, **text_sizes: Any) -> Path:
-    """Write a checkpoint of one of `KINDS` in float32: weights, tokenizer, processor and chat template.
+    """Write a checkpoint of one of `MODELS` in float32: weights, tokenizer, processor and chat template.
 
     `seed`: of the weights, which also depend on the version of transformers. `text_sizes`: replace some sizes of the
     model of texts.
@@ -73,6 +77,8 @@ def make_vision_checkpoint(kind: str, directory: Path, seed: int = 0, **text_siz
             parameter.data += torch.randn_like(parameter) * 0.2
         elif "mm_input_projection" in name or "position_embedding" in name or "pos_embed" in name:
             parameter.data = torch.randn_like(parameter) * 0.5
+        elif not parameter.any():  # such as a router, which would choose the same experts for all tokens
+            parameter.data += torch.randn_like(parameter) * 0.3
     model.save_pretrained(path)
     _save_processors(kind, tokenizer, path)
     return path
@@ -184,7 +190,10 @@ def _config(kind: str, tokenizer: Any, sizes: dict[str, Any]) -> Any:
         },
     }
     vision |= {"patch_size": 16, "num_position_embeddings": 36, "deepstack_visual_indexes": [1, 2]}
-    return transformers.Qwen3VLConfig(text_config=text | sizes, vision_config=vision, **tokens)
+    if kind == QWEN3:
+        return transformers.Qwen3VLConfig(text_config=text | sizes, vision_config=vision, **tokens)
+    text |= {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "mlp_only_layers": [1]}
+    return transformers.Qwen3VLMoeConfig(text_config=text | sizes, vision_config=vision, **tokens)
 
 
 def _save_processors(kind: str, tokenizer: Any, path: Path) -> None:

@@ -11,6 +11,7 @@ __all__ = [
     "MoeSpec",
     "SharedExperts",
     "StackedNames",
+    "as_stacked",
     "check_groups",
     "experts_of",
     "grouped_sigmoid_router",
@@ -20,10 +21,11 @@ __all__ = [
     "sparse_layers",
 ]
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from raycore.json_fields import JsonFields
 from raycore.models.feed_forward import FeedForwardSpec, HasTensor
@@ -156,7 +158,8 @@ class MoeSpec(FeedForwardSpec, frozen=True):
     is_interleaved: bool = False
     """Whether gate and up alternate in stacked experts. Otherwise, those of the gate come first."""
     is_transposed: bool = False
-    """Whether stacked experts have a row for each input, in form `stacked`. Otherwise, one for each output."""
+    """Whether stacked experts have a row for each input, in form `stacked`. Otherwise, one for each output.
+    `as_stacked` brings it in line with the files."""
     form: Literal["single", "stacked", "mxfp4"] = "single"
     """How a checkpoint has experts: each has tensors of its own, or all of a layer are in one tensor, or in one of
     MXFP4's numbers and one of scales. `stored` brings it in line with the files."""
@@ -247,15 +250,15 @@ class MoeSpec(FeedForwardSpec, frozen=True):
         return found
 
     def stored(self, model: ModelSpec, has_tensor: HasTensor) -> MoeSpec:
-        stacked = self._first_stacked(model)
+        stacked = self.first_stacked(model)
         form = "mxfp4" if has_tensor(stacked + MXFP4_NUMBERS) else "stacked" if has_tensor(stacked) else "single"
-        return msgspec.structs.replace(self, form=form)
+        return replace(self, form=form)
 
     def other_forms(self, model: ModelSpec, has_tensor: HasTensor) -> list[HasTensor]:
-        stacked, is_single = self._first_stacked(model), self.stored(model, has_tensor).form == "single"
+        stacked, is_single = self.first_stacked(model), self.stored(model, has_tensor).form == "single"
         return [lambda name: is_single if name == stacked else has_tensor(name)]
 
-    def _first_stacked(self, model: ModelSpec) -> str:
+    def first_stacked(self, model: ModelSpec) -> str:
         """Return the name of the tensor that has gate and up of all experts, if there is one."""
         names = self.names.stacked
         return f"{model.names.layer(self.sparse_layers.index(True))}{names.block}.{names.gate_up}"
@@ -306,6 +309,21 @@ def experts_of(model: ModelSpec) -> MoeSpec:
     """Return the sparse layers of a model that has experts."""
     assert model.moe is not None, "the model has experts"
     return model.moe
+
+
+def as_stacked(model: ModelSpec, shape_of: Callable[[str], tuple[int, ...] | None]) -> ModelSpec:
+    """Return a model whose stacked experts have their rows as the files do: for each output, or for each input.
+
+    `shape_of`: returns the shape of a tensor in the files, or None.
+    """
+    moe = model.moe
+    found = None if moe is None else shape_of(moe.first_stacked(model))
+    if moe is None or found is None or len(found) != 3:
+        return model
+    num_rows, width = len(moe.gate_and_up) * moe.intermediate_size, moe.width(model)
+    if num_rows == width or sorted(found[1:]) != sorted((num_rows, width)):
+        return model
+    return replace(model, moe=replace(moe, is_transposed=found[1] == width))
 
 
 def num_experts(config: JsonFields) -> int:

@@ -61,6 +61,20 @@ def test_qwen3_has_embeddings_of_several_layers() -> None:
     assert rotation.axes()[56:] == [2, 0, 1, 2, 0, 0, 0, 0]
 
 
+def test_stacked_experts_of_qwen3_have_a_row_for_each_input() -> None:
+    text = {**TEXT, "num_local_experts": 8, "mlp_only_layers": [2]}
+    config = {**QWEN3, "architectures": ["Qwen3VLMoeForConditionalGeneration"], "text_config": text}
+    spec = parse(config)
+    assert spec.moe is not None
+    assert (spec.moe.num_experts, spec.moe.num_experts_per_tok, spec.moe.is_transposed) == (8, 4, True)
+    assert spec.moe.sparse_layers == [True, True, False, True]
+    assert spec.moe.router.is_normalized
+    assert spec.rotations[0] == parse(QWEN3).rotations[0]
+    assert spec.vision == parse(QWEN3).vision
+    with pytest.raises(InvalidCheckpoint, match="norm_topk_prob=False: expected true"):
+        parse({**config, "text_config": {**text, "norm_topk_prob": False}})
+
+
 def test_gemma3_has_as_many_tokens_for_every_image() -> None:
     vision = vision_of(GEMMA3)
     assert vision.is_bidirectional

@@ -10,15 +10,17 @@ import pytest
 import torch
 import transformers
 from image_prompts import Case, Prompting, config_of, make_case
-from vision_checkpoints import GEMMA3, KINDS, embeddings_of
+from safetensors.torch import load_file, save_file
+from vision_checkpoints import GEMMA3, MODELS, QWEN3_MOE, embeddings_of
 
+from raycore.checkpoint.model_spec import load_model_spec
 from raycore.engine.core import EngineCore
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import FeatureData
 from raycore.worker.rank import RankIdentity
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=MODELS)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case(request.param, tmp_path_factory.mktemp("images"))
 
@@ -97,3 +99,16 @@ def test_embeddings_may_come_with_a_request(case: Case) -> None:
     engine = engine_of(case.path)
     assert engine.generate([replace(prompt, data=[given])]) == [expected]
     engine.core.shutdown()
+
+
+def test_stacked_experts_have_a_row_for_each_input_or_for_each_output(tmp_path: Path) -> None:
+    case = make_case(QWEN3_MOE, tmp_path)
+    assert load_model_spec(case.path).moe.is_transposed  # pyright: ignore
+    assert generate(case) == case.expected, "transformers saves one for each output"
+    file = case.path / "model.safetensors"
+    tensors = {
+        name: each.transpose(1, 2).contiguous() if ".experts." in name else each
+        for name, each in load_file(file).items()
+    }
+    save_file(tensors, file, {"format": "pt"})
+    assert generate(case) == case.expected
