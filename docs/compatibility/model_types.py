@@ -31,7 +31,7 @@ OTHER_TYPES = (
     ),
     OtherType("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
     OtherType("qwen3_vl", "Qwen3VLForConditionalGeneration"),
-    OtherType("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration", "experts that are stored in two forms"),
+    OtherType("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
     OtherType("step3p7", "Step3p7ForConditionalGeneration", "layers with different numbers of query heads"),
 )
 
@@ -45,6 +45,7 @@ NOTES: Mapping[str, str] = {
     "qwen3_5": "the texts",
     "qwen3_5_moe": "the texts",
     "qwen3_vl": "with images",
+    "qwen3_vl_moe": "with images",
     "gemma4_text": "only if all layers have heads of one size, unlike the models that there are",
     "laguna": "only if all layers have the same number of heads",
     "minimax_m3_vl_text": "only if no layer selects tokens",
@@ -55,7 +56,6 @@ _ENCODER_DECODER = "half of an encoder with a decoder: there is no cache for wha
 _PADDING = "an encoder as a decoder: positions are counted from the ids of padding"
 _OLD_ENCODER = "an encoder as a decoder: attention doesn't go through transformers' interface"
 _BIAS = "positions are a bias of scores, or attention doesn't go through transformers' interface"
-_ONLY_STATES = "no layer has attention, and raycore schedules by blocks of keys and values"
 _OTHER_STATES = "layers keep a state of a kind that raycore doesn't have"
 _OTHER_INPUTS = "a decoder of another modality's tokens, or of bytes in patches"
 _LOOPS = "its layers run several times over a token"
@@ -78,17 +78,16 @@ REASONS: Mapping[str, tuple[str, ...]] = {
         *("bloom", "cpmant", "doge", "falcon", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt", "reformer", "xglm"),
         *("xlm", "xlnet"),
     ),
-    _ONLY_STATES: ("falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "xlstm"),
-    _OTHER_STATES: ("jamba", "jetmoe", "zamba", "zamba2", "zaya"),
+    _OTHER_STATES: (
+        *("falcon_mamba", "jamba", "jetmoe", "mamba", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
+    ),
     _OTHER_INPUTS: ("blt", "emu3", "fuyu", "got_ocr2"),
     _LOOPS: ("hrm_text", "inkling2_loop_text"),
     _RELATIVE: ("inkling2_text", "inkling_text"),
     _DRAFTS: ("gemma4_assistant", "gemma4_unified_assistant"),
     _OWN_PARTS: ("axk2", "cohere_compass_text", "dbrx", "dots3_note", "dots3_note_text", "lara_mini"),
     _SELECTED: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
-    "layers of two mixers, or of convolutions and gates that differ from LFM2's": (
-        *("falcon_h1", "lfm3", "minimax", "olmo_hybrid"),
-    ),
+    "convolutions and gates that differ from LFM2's": ("lfm3",),
     "layers whose attention has different numbers and sizes of heads": ("mimo_v2_flash",),
     "attention within chunks": ("llama4", "llama4_text"),
     "layers that share keys and values, and embeddings of each layer": (

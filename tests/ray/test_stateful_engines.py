@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import random
 import signal
-from pathlib import Path
 from typing import Any
 
 import pytest
-from families import NUM_NEW_TOKENS, make_checkpoint, prompts, reference
+from families import NUM_NEW_TOKENS, prompts
 from faults import signal_in_step
 
 from raycore import LLM, SamplingParams
@@ -26,21 +25,21 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
-    path = make_checkpoint("qwen3_next", tmp_path_factory.mktemp("states"))
-    return path, reference(path)
-
-
 def tokens(llm: LLM, ids: list[list[int]]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(ids, PARAMS, use_tqdm=False)]
 
 
 @pytest.mark.parametrize(
-    "shape", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}], ids=["tensor parallel", "stages"]
+    ("family", "shape"),
+    [
+        ("qwen3_next", {"tensor_parallel_size": 2}),
+        ("qwen3_next", {"pipeline_parallel_size": 2}),
+        ("minimax", {"tensor_parallel_size": 2}),
+    ],
+    ids=["tensor parallel", "stages", "lightning attention"],
 )
-def test_ranks_that_share_experts_come_and_go(ray_cluster, checkpoint, shape) -> None:
-    path, expected = checkpoint
+def test_ranks_that_share_experts_come_and_go(ray_cluster, checkpoints, family, shape) -> None:
+    path, expected = checkpoints[family]
     rng = random.Random(0)
     with LLM(str(path), data_parallel_size=1, enable_expert_parallel=True, **shape, **OPTIONS) as llm:
         for num_ranks in (1, 2, 1):
@@ -51,8 +50,9 @@ def test_ranks_that_share_experts_come_and_go(ray_cluster, checkpoint, shape) ->
                 assert tokens(llm, [prompts()[i] for i in chosen]) == [expected[i] for i in chosen]
 
 
-def test_states_are_lost_in_a_sleep_and_with_a_rank_and_computed_again(ray_cluster, checkpoint) -> None:
-    path, expected = checkpoint
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1"])
+def test_states_are_lost_in_a_sleep_and_with_a_rank_and_computed_again(ray_cluster, checkpoints, family) -> None:
+    path, expected = checkpoints[family]
     with LLM(str(path), **OPTIONS) as llm:
         assert tokens(llm, prompts()) == expected
         for level in (1, 2):

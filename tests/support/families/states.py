@@ -54,7 +54,7 @@ STATES: dict[str, Toy] = {
             "head_dim": 24,
             "mamba_d_ssm": 160,
             "mamba_n_heads": 8,
-            "mamba_n_groups": 2,
+            "mamba_n_groups": 4,
             "mamba_d_state": 16,
             "mamba_d_conv": 3,
             "mamba_chunk_size": 16,

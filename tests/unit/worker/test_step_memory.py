@@ -79,6 +79,23 @@ KDA = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 32,
 }
+BESIDE = {
+    "architectures": ["FalconH1ForCausalLM"],
+    "mamba_d_ssm": 512,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 64,
+    "attention_in_multiplier": 0.5,
+    "ssm_in_multiplier": 0.5,
+    "ssm_multipliers": [0.5, 0.5, 0.5, 0.5, 0.5],
+    "mlp_multipliers": [0.5, 0.5],
+}
+LIGHTNING = {
+    "architectures": ["MiniMaxForCausalLM"],
+    "layer_types": ["linear_attention", "full_attention"],
+    "intermediate_size": 128,
+    "head_dim": 64,
+}
 SHORT_CONVOLUTIONS = {
     "architectures": ["Lfm2ForCausalLM"],
     "layer_types": ["conv", "full_attention"],
@@ -205,6 +222,12 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
         (KDA | DRAFTS, MANY, "bfloat16", False),
         (KDA, BIG, "float32", False),
         (KDA, BIG, "bfloat16", True),
+        (BESIDE, MANY, "float32", False),
+        (BESIDE, BIG, "float32", False),
+        (BESIDE, BIG, "bfloat16", True),
+        (LIGHTNING, MANY, "bfloat16", False),
+        (LIGHTNING, BIG, "float32", False),
+        (LIGHTNING, BIG, "float32", True),
         (SHORT_CONVOLUTIONS, MANY, "float32", False),
         (SHORT_CONVOLUTIONS | DRAFTS, MANY, "bfloat16", False),
         (SHORT_CONVOLUTIONS, BIG, "float32", True),
