@@ -172,6 +172,19 @@ EXPERTS: dict[str, Toy] = {
         {"num_experts_per_tok": 2, "residual_multiplier": 1.0, "attention_multiplier": 1.0},
         is_plain=True,
     ),
+    "granitemoeshared": Toy(
+        "GraniteMoeSharedConfig",
+        {
+            "intermediate_size": 32,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 48,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.5,
+        },
+        {"num_experts_per_tok": 2},
+        is_plain=True,
+    ),
     # experts without groups after a dense layer
     "hy_v3": Toy(
         "HYV3Config",
