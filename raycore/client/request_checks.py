@@ -76,7 +76,7 @@ class RequestChecks:
         Raises:
             InvalidRequest: a request is invalid; the message says why.
         """
-        asks = self._with_prompts(asks)
+        asks = self._with_prompts(asks, self.max_model_len)
         ids = _checked_ids([ask.request_id for ask in asks])
         # the caller may change its own objects while a request runs
         own = {id(each): self._own(each) for each in {id(ask.params): ask.params for ask in asks}.values()}
@@ -115,7 +115,7 @@ class RequestChecks:
     def check(self, prompt: ParsedPrompt, params: SamplingParams | PoolingParams) -> None:
         """Raise InvalidRequest if the request could never run. Neither its constraint nor its adapter is checked."""
         if isinstance(params, PoolingParams):
-            (ask,) = self._with_prompts([Ask(prompt, params, "")])
+            (ask,) = self._with_prompts([Ask(prompt, params, "")], self.max_model_len)
             self._check(ask.parsed, PLACEHOLDER, self.resolved_pooling(params))
         else:
             self._check(prompt, params, None)

@@ -44,6 +44,13 @@ def test_long_inputs_are_cut_as_what_they_are(pools: Any, kind: str | None) -> N
     assert [*sent(engine), *sent(other)] == [SPEC.prompt(ids, wanted)] * 6
 
 
+def test_documents_are_cut_to_what_the_engine_takes(pools: Any) -> None:
+    client, engine = pools(SPEC, max_model_len=8)
+    for how in ({}, {"truncate_prompt_tokens": -1}, {"truncate_prompt_tokens": 8}):
+        assert client.post("/pooling", {"input": LONG, "input_type": "document", **how}).status == 200
+    assert [len(each) for each in sent(engine)] == [8, 8, 8]
+
+
 def test_marked_token_ids_stay_and_have_their_length_checked(pools: Any) -> None:
     client, engine = pools(SPEC)
     marked = [3, SPEC.prompt([3, 4, 5], "query")[1], *range(10, 40)]

@@ -33,10 +33,13 @@ class LateInteraction(msgspec.Struct, frozen=True):
     projected_size: int | None = None
     """The outputs of a linear layer without a bias in the checkpoint's own files. None: there is none."""
 
-    def tokens(self, token_ids: Sequence[int], kind: InputType, *, is_text: bool = False) -> list[int]:
+    def tokens(
+        self, token_ids: Sequence[int], kind: InputType, *, max_length: int | None = None, is_text: bool = False
+    ) -> list[int]:
         """Return the prompt of a text's tokens, which begin with a special one and end with another.
 
         Args:
+            max_length: the most tokens of any prompt. Longer documents are cut. None: only the model's own lengths count.
             is_text: whether a tokenizer made them of a text. If not, what has a marker already stays as it is.
 
         Raises:
@@ -50,7 +53,9 @@ class LateInteraction(msgspec.Struct, frozen=True):
         if not given or (not is_text and self.is_marked(given)):
             return given
         is_query = kind == "query"
-        length = self.query_length if is_query else self.document_length
+        length = self.query_length
+        if not is_query:
+            length = self.document_length if max_length is None else min(self.document_length, max(3, max_length))
         kept = given if len(given) < length else [*given[: length - 2], given[-1]]
         found = [kept[0], self.query_marker if is_query else self.document_marker, *kept[1:]]
         if is_query and self.expansion_token is not None:

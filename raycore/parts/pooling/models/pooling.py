@@ -133,17 +133,22 @@ class PoolingSpec(msgspec.Struct, frozen=True, kw_only=True):
         """What the first and the second text of a pair are."""
         return (None, None) if self.late is None else ("query", "document")
 
-    def prompt(self, token_ids: list[int], kind: InputType | None, *, is_text: bool = False) -> list[int]:
+    def prompt(
+        self, token_ids: list[int], kind: InputType | None, *, max_length: int | None = None, is_text: bool = False
+    ) -> list[int]:
         """Return the prompt of a text's tokens.
 
         Args:
             kind: what it is. None: a document, if that matters to the model.
+            max_length: the most tokens of a document that the model cuts. None: as many as the model says.
             is_text: whether a tokenizer made the tokens of a text. If not, they may be a prompt already.
 
         Raises:
             InvalidRequest: the model takes no prompt of one token.
         """
-        return token_ids if self.late is None else self.late.tokens(token_ids, kind or "document", is_text=is_text)
+        if self.late is None:
+            return token_ids
+        return self.late.tokens(token_ids, kind or "document", max_length=max_length, is_text=is_text)
 
     def is_per_token(self, task: PoolingTask) -> bool:
         """Whether a task has a result for each token."""

@@ -104,7 +104,7 @@ def _wanted(
 ) -> list[int]:
     """The prompt that the model wants of an input's tokens. Models of late interaction cut long ones."""
     try:
-        prompt = spec_of(engine).prompt(token_ids, kind, is_text=is_text)
+        prompt = spec_of(engine).prompt(token_ids, kind, max_length=engine.max_model_len, is_text=is_text)
     except InvalidRequest as error:
         raise APIError(400, f"{where}: {error}", param=_field(where)) from error
     check_length(engine, prompt, where)

@@ -20,9 +20,9 @@ LATE = PoolingSpec(tasks=["token_embed"], embedding_size=8, late=LateInteraction
 PLAIN = PoolingSpec(tasks=["token_embed"], embedding_size=8)
 
 
-def completed(spec: PoolingSpec, kind: Any, token_ids: list[int]) -> list[int]:
+def completed(spec: PoolingSpec, kind: Any, token_ids: list[int], max_length: int = 64) -> list[int]:
     params = resolved(PoolingParams(input_type=kind), None, spec)
-    (ask,) = prompt_completion(spec)([Ask(ParsedPrompt(None, token_ids), params, "a")])
+    (ask,) = prompt_completion(spec)([Ask(ParsedPrompt(None, token_ids), params, "a")], max_length)
     return ask.parsed.token_ids
 
 
@@ -33,6 +33,7 @@ def test_requests_get_prompts_of_what_they_are() -> None:
         assert completed(LATE, kind, prompt) == prompt, "what has a marker stays"
         assert completed(LATE, None, prompt) == prompt
     assert completed(LATE, None, TEXT) == LATE.prompt(TEXT, "document")
+    assert completed(LATE, None, TEXT, max_length=6) == LATE.prompt(TEXT, "document")[:5] + TEXT[-1:]
     assert LATE.kinds == ("query", "document")
 
 
@@ -46,16 +47,16 @@ def test_requests_get_prompts_of_what_they_are() -> None:
 def test_prompts_that_have_no_place_for_a_marker_are_refused(prompt: ParsedPrompt, fragment: str) -> None:
     ask = Ask(prompt, PoolingParams(), "a")
     with pytest.raises(InvalidRequest, match=fragment):
-        prompt_completion(LATE)([ask])
-    assert prompt_completion(PLAIN)([ask]) == [ask]
+        prompt_completion(LATE)([ask], 64)
+    assert prompt_completion(PLAIN)([ask], 64) == [ask]
 
 
 def test_a_text_gets_a_marker_whatever_it_begins_with() -> None:
     begins_with_a_marker = [0, 7, 41, 2]
     ask = Ask(ParsedPrompt("[Q] a", begins_with_a_marker, is_tokenized=True), PoolingParams(), "a")
-    (found,) = once = prompt_completion(LATE)([ask])
+    (found,) = once = prompt_completion(LATE)([ask], 64)
     assert found.parsed.token_ids == [0, 8, 7, 41, 2]
-    assert prompt_completion(LATE)(once) == once, "token ids that have a marker stay"
+    assert prompt_completion(LATE)(once, 64) == once, "token ids that have a marker stay"
 
 
 def test_prompts_of_other_models_stay() -> None:

@@ -19,6 +19,9 @@ def test_long_texts_are_cut_but_for_their_last_token() -> None:
     text = [0, *range(41, 50), 2]
     assert LATE.tokens(text, "document") == [0, 8, 41, 42, 2]
     assert LATE.tokens(text, "query") == [0, 7, 41, 42, 43, 2]
+    assert LATE.tokens(text, "document", max_length=4) == [0, 8, 41, 2]
+    assert LATE.tokens(text, "document", max_length=9) == LATE.tokens(text, "document")
+    assert LATE.tokens(text, "query", max_length=4) == LATE.tokens(text, "query"), "a query has its length"
 
 
 def test_markers_are_looked_for_only_in_given_tokens() -> None:
