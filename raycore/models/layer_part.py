@@ -21,9 +21,9 @@ from raycore.models.rows import Rows
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec  # it has layers
 
-Refusable = Literal["kv_transfer", "draft_model", "graphs", "roofline", "quantization", "fp8", "integers"]
-"""What a part may not work with: connectors, being a draft model's, CUDA graphs, a
-simulation by its sizes alone, weights that are quantized while they are loaded, or computed in fp8 or in integers."""
+Refusable = Literal["kv_transfer", "draft_model", "graphs", "roofline", "fp8", "int8"]
+"""What a part may not work with: connectors, being a draft model's, CUDA graphs, a simulation by its sizes alone,
+products in fp8, or weights that are rounded to integers while they are read."""
 
 
 ROWS = 0
@@ -76,6 +76,10 @@ class LayerPart(msgspec.Struct, frozen=True):
     """What of it plain torch computes, because no kernels know it. Empty: nothing."""
     refused: ClassVar[Mapping[Refusable, str]] = {}
     """What can't be used with a model that has such a layer, and why: `has layers that ...`."""
+
+    def why_not(self, asked: Refusable) -> str | None:
+        """Return why a model that has this part can't be used with what is asked. None: it can."""
+        return self.refused.get(asked)
 
     @abstractmethod
     def linears(

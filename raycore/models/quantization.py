@@ -12,6 +12,7 @@ __all__ = [
     "MXFP4_GROUP",
     "Quantization",
     "WeightScheme",
+    "of_any_expert",
     "parse_quantization",
     "quantization_of",
     "stored_scheme",
@@ -39,6 +40,7 @@ _ORDERED = ("group", "dynamic", True)
 _IN_ORDER = (None, False, "weight", "static")
 """Values of `actorder` with which neighboring inputs form a group."""
 _WEIGHT = ".weight"
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 MXFP4_GROUP = 32
 """Inputs that share a scale in MXFP4."""
 _MXFP8_GROUP = 32
@@ -173,6 +175,8 @@ class Quantization(msgspec.Struct, frozen=True):
     """Targets that aren't quantized, although others fit them."""
     experts: WeightScheme | None = None
     """How stacked experts are stored. None: they aren't quantized."""
+    named: dict[str, WeightScheme] = {}
+    """Layers by their names, as `of_any_expert` has them. They count before all targets."""
 
     def scheme_of(self, layer: str) -> WeightScheme | None:
         """Return how the layer with this name is stored, for example `lm_head`. None: it isn't quantized.
@@ -181,7 +185,12 @@ class Quantization(msgspec.Struct, frozen=True):
         """
         if any(_fits(target, layer) for target in self.ignore):
             return None
-        return next((scheme for target, scheme in self.targets if _fits(target, layer)), None)
+        name = of_any_expert(layer) if self.named else layer
+        return (
+            self.named[name]
+            if name in self.named
+            else next((scheme for target, scheme in self.targets if _fits(target, layer)), None)
+        )
 
     @property
     def formats(self) -> set[Format]:
@@ -191,6 +200,17 @@ class Quantization(msgspec.Struct, frozen=True):
     def bits(self, name: Format) -> int:
         """Return the fewest bits that a weight of this format has, without its scales."""
         return min(scheme.bits for scheme in self._schemes if scheme.format == name)
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether all quantized weights are in fp8."""
+        return self.formats in ({"fp8"}, {"fp8_blocks"}, {"fp8", "fp8_blocks"})
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether all weights in integers have groups of similar inputs. None of them is kept."""
+        integers = [scheme for scheme in self._schemes if scheme.format == "integers"]
+        return bool(integers) and all(scheme.is_ordered for scheme in integers)
 
     @property
     def codes(self) -> set[Code]:
@@ -204,7 +224,13 @@ class Quantization(msgspec.Struct, frozen=True):
 
     @property
     def _schemes(self) -> list[WeightScheme]:
-        return [each for each in (self.experts, *(scheme for _, scheme in self.targets)) if each is not None]
+        found = (self.experts, *self.named.values(), *(scheme for _, scheme in self.targets))
+        return [each for each in found if each is not None]
+
+
+def of_any_expert(layer: str) -> str:
+    """Return a layer's name with `*` in place of the number of an expert."""
+    return _EXPERT.sub("*", layer)
 
 
 def stored_scheme(
@@ -252,9 +278,11 @@ def quantization_of(fields: JsonFields) -> Quantization | None:
     return parsers[fields.get("quant_method")](fields)
 
 
-def _compressed_tensors(fields: JsonFields) -> Quantization:
+def _compressed_tensors(fields: JsonFields) -> Quantization | None:
+    """Scales for a cache in 8 bits aren't used: if only it is quantized, there are no groups."""
+    if fields.get("kv_cache_scheme") and not fields.child("config_groups").values:
+        return None
     _require(fields, "format", *_FORMATS, _MIXED)
-    _refuse(fields, "kv_cache_scheme", "quantized KV caches")
     _refuse(fields, "transform_config", _ROTATED)
     _refuse(fields, "moe_sparsity_config", "sparse experts")
     if fields.child("sparsity_config").get("format") != "dense":
@@ -425,11 +453,10 @@ def _mxfp4(fields: JsonFields) -> Quantization:
 
 def _gguf(fields: JsonFields) -> Quantization:
     """What a GGUF file says of itself: the types of layers whose weights can be kept as they are."""
-    layers, targets = fields.child("layers"), list[tuple[str, WeightScheme | None]]()
-    for layer, kind in layers.values.items():
+    layers = fields.child("layers")
+    for layer in layers.values:
         _require(layers, layer, *GGUF_SCHEMES)
-        targets.append((layer, GGUF_SCHEMES[kind]))
-    return Quantization("gguf", targets)
+    return Quantization("gguf", [], named={layer: GGUF_SCHEMES[kind] for layer, kind in layers.values.items()})
 
 
 def _refuse_options_of_gptqmodel(fields: JsonFields) -> None:

@@ -435,7 +435,7 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
 
     def why_not(self, asked: Refusable) -> str | None:
         """Why the model's layers exclude what is asked, as `has layers that ...`. None: they don't."""
-        return next((kind.refused[asked] for kind in self.part_kinds if asked in kind.refused), None)
+        return next((why for kind in self.part_kinds if (why := kind.why_not(asked)) is not None), None)
 
     def kv_heads_per_rank(self, tp_size: int) -> int:
         """Number of key-value heads on each of `tp_size` ranks. With fewer heads than ranks, ranks share heads."""

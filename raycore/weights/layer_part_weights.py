@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from raycore.models.feed_forward import HasTensor
 from raycore.models.spec import ModelSpec
 from raycore.weights.share import WeightShare
 from raycore.weights.weight import Fill, Weight
@@ -27,10 +28,12 @@ class LayerPartWeights:
     """The fields that a token's inputs are multiplied with."""
 
     @staticmethod
-    def other_fields(part: Any, prefix: str, share: WeightShare, fill: Fill) -> dict[str, Any]:
+    def other_fields(part: Any, prefix: str, share: WeightShare, has_tensor: HasTensor, fill: Fill) -> dict[str, Any]:
         """Return what a layer has besides linear layers and vectors, and have it filled, now or later.
 
-        `prefix`: of the tensors' names.
+        Args:
+            prefix: of the tensors' names.
+            has_tensor: whether the checkpoint has a tensor of this name.
         """
         return {}
 

@@ -11,8 +11,8 @@ from raycore.models.quantization import Format
 class LinearFormats:
     """The formats of linear layers' weights. Those that have none get the model's dtype.
 
-    Embeddings and routers get the model's dtype in any case, and so do experts that aren't stored in MXFP4. The head
-    keeps the integers of a GGUF file, and with it an embedding that is the same tensor. All other heads are converted.
+    Embeddings and routers get the model's dtype in any case. The head keeps the integers of a GGUF file, and with it an
+    embedding that is the same tensor. All other heads are converted.
     """
 
     stored: frozenset[Format] = frozenset()

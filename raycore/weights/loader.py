@@ -259,7 +259,7 @@ class RankLayout:
         of_rank = share.tp_rank, share.tp_size
         fields = self._linears(prefix, part.linears(self._spec, *of_rank, num_inputs))
         vectors = {each.field: self._parts(prefix, each) for each in part.vectors(self._spec, *of_rank)}
-        return made(**fields, **vectors, **made.other_fields(part, prefix, share, self._fill))
+        return made(**fields, **vectors, **made.other_fields(part, prefix, share, self._has_tensor, self._fill))
 
     def _linears(self, prefix: str, linears: Iterable[FusedLinear]) -> dict[str, Any]:
         """Return the weights and biases of linear layers, by their fields."""

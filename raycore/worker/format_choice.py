@@ -40,7 +40,7 @@ def choose_formats(
 
     def find_reason(name: Format) -> str | None:
         if name == "integers":
-            return _why_not_integers(model.spec, device, is_native, shares_experts)
+            return _why_not_integers(device, is_native, shares_experts)
         if name == "fp8_blocks":
             return "no kernel here multiplies with a scale for each block of a weight"
         return fp8_linear.unsupported_reason(device) or _why_not_fp8(model, tp_size)
@@ -48,7 +48,11 @@ def choose_formats(
     # only of those that are needed: for fp8, a GPU multiplies matrices to find out
     reasons = {name: find_reason(name) for name in (*found, others) if name is not None}
     if others is not None and reasons[others] is not None:
-        raise InvalidConfig(f"quantization={wanted!r}: {reasons[others]}. Omit the option")
+        if others != "fp8" or stored is None or not stored.is_fp8:
+            raise InvalidConfig(f"quantization={wanted!r}: {reasons[others]}. Omit the option")
+        others = None  # the option says no more than the checkpoint
+    if stored is not None and stored.is_ordered and reasons.get("integers") is None:
+        reasons["integers"] = "the inputs of a group aren't neighbors (desc_act or actorder)"
     short_rows = model.cpu_activation_dtype == "int8"
     if short_rows and reasons.get("integers") is not None:
         raise InvalidConfig(f"cpu_activation_dtype='int8': {reasons['integers']}. Omit the option")
@@ -76,14 +80,11 @@ def _warn(name: Format, reason: str, model: ModelConfig) -> None:
     )
 
 
-def _why_not_integers(spec: ModelSpec, device: torch.device, is_native: bool, shares_experts: bool) -> str | None:
+def _why_not_integers(device: torch.device, is_native: bool, shares_experts: bool) -> str | None:
     if device.type != "cpu":
         return f"products of integers need a CPU, and the device is {device.type!r}"
     if not is_native:
         return "products of integers need raycore's native kernels, which can't be used, or aren't chosen, here"
-    why = spec.why_not("integers")
-    if why is not None and (spec.quantization is None or spec.quantization.experts is None):
-        return why
     if shares_experts:
         return "experts move between ranks as numbers, and enable_expert_parallel=True"
     return None

@@ -13,7 +13,7 @@ from raycore.checkpoint.gguf.header import PLAIN, GgufFile, shortest_float
 from raycore.checkpoint.gguf.tensors import named_tensors
 from raycore.errors import InvalidCheckpoint
 from raycore.json_fields import JsonFields
-from raycore.models.quantization import GGUF_SCHEMES
+from raycore.models.quantization import GGUF_SCHEMES, of_any_expert
 
 _SAMPLING = {
     "general.sampling.temp": "temperature",
@@ -108,12 +108,10 @@ class _Config:
         return config | self._biases() | self._rotation(config) | self._own(config)
 
     def _kept_layers(self) -> dict[str, Any]:
-        """Return which layers' weights can be kept as they are, for `parse_quantization`. Those of experts can't."""
-        if self._optional_int("expert_count"):
-            return {}
+        """Return which layers' weights can be kept as they are, for `parse_quantization`."""
         head = "lm_head.weight" if "output.weight" in self._file.tensors else "model.embed_tokens.weight"
         kept = {
-            name.removesuffix(".weight"): tensor.dtype
+            of_any_expert(name.removesuffix(".weight")): tensor.dtype
             for name, tensor in named_tensors(self._file).items()
             if tensor.dtype in GGUF_SCHEMES and (".layers." in name or name == head) and len(tensor.shape) == 2
         }

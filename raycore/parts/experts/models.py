@@ -168,11 +168,12 @@ class MoeSpec(FeedForwardSpec, frozen=True):
     weights_class: ClassVar[str] = "raycore.parts.experts.weights.MoeWeights"
     described: ClassVar[str] = "has experts"
     has_experts: ClassVar[bool] = True
-    refused: ClassVar[Mapping[Refusable, str]] = {
-        "quantization": "has experts, which aren't quantized",
-        "fp8": "experts aren't computed in fp8",
-        "integers": "models with experts aren't computed in integers, except for experts in MXFP4",
-    }
+    refused: ClassVar[Mapping[Refusable, str]] = {"fp8": "experts aren't computed in fp8"}
+
+    def why_not(self, asked: Refusable) -> str | None:
+        if asked == "int8" and self.is_transposed:
+            return "has experts with a row for each input, and integers are made of rows for outputs"
+        return super().why_not(asked)
 
     @property
     def block(self) -> str:
@@ -196,9 +197,9 @@ class MoeSpec(FeedForwardSpec, frozen=True):
         around: list[FusedLinear] = []
         if self.inner_size is not None:
             into = whole(self.block + names.into, self.inner_size)
-            around.append(FusedLinear("into_ID", (into,), read, is_plain=True))
+            around.append(FusedLinear("into_ID", (into,), read))
             out = whole(self.block + names.out, model.hidden_size)
-            around.append(FusedLinear("out_DI", (out,), into, is_plain=True))
+            around.append(FusedLinear("out_DI", (out,), into))
         if self.shared is None:
             return tuple(around)
         size = self.shared.intermediate_size
@@ -209,8 +210,8 @@ class MoeSpec(FeedForwardSpec, frozen=True):
         own_gate = FusedLinear("shared_gate_1D", (whole(self.block + names.shared_gate, 1),), read, is_plain=True)
         return (
             *around,
-            FusedLinear("shared_gate_up_FD", (gate, up) if self.is_gated else (up,), read, is_plain=True),
-            FusedLinear("shared_down_DF", (down,), gate, reads_divided=True, is_plain=True),
+            FusedLinear("shared_gate_up_FD", (gate, up) if self.is_gated else (up,), read),
+            FusedLinear("shared_down_DF", (down,), gate, reads_divided=True),
             *([own_gate] if self.shared.has_gate else []),
         )
 

@@ -14,6 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 
+from raycore.models.feed_forward import HasTensor
+from raycore.models.quantization import WeightScheme, stored_scheme
 from raycore.models.spec import ModelSpec
 from raycore.parts.experts.models import ExpertShare, MoeSpec, experts_of
 from raycore.weights.fp8_weight import Fp8Weight
@@ -64,13 +66,13 @@ class MoeWeights(LayerPartWeights):
     down_EDF: Weight
     correction_E: torch.Tensor | None = None
     """float32: see `ExpertChoice.has_correction`."""
-    into_ID: torch.Tensor | None = None
+    into_ID: Weight | None = None
     """The linear layer before the experts, of which every rank has all: see `MoeSpec.inner_size`."""
-    out_DI: torch.Tensor | None = None
+    out_DI: Weight | None = None
     """That after them."""
-    shared_gate_up_FD: torch.Tensor | None = None
+    shared_gate_up_FD: Weight | None = None
     """Of the shared experts: this rank's gate rows, then its up rows. Without a gate, only the latter."""
-    shared_down_DF: torch.Tensor | None = None
+    shared_down_DF: Weight | None = None
     shared_gate_1D: torch.Tensor | None = None
     """The weight of the gate of their result, which every rank has whole."""
     router_bias_E: torch.Tensor | None = None
@@ -97,8 +99,10 @@ class MoeWeights(LayerPartWeights):
     )
 
     @staticmethod
-    def other_fields(part: MoeSpec, prefix: str, share: WeightShare, fill: Fill) -> dict[str, Any]:
-        return _ExpertLayout(part, share, fill).fields(prefix)
+    def other_fields(
+        part: MoeSpec, prefix: str, share: WeightShare, has_tensor: HasTensor, fill: Fill
+    ) -> dict[str, Any]:
+        return _ExpertLayout(part, share, has_tensor, fill).fields(prefix)
 
     def num_weights(self, model: ModelSpec) -> int:
         moe, num = experts_of(model), self.gate_up_EFD.numel() + self.down_EDF.numel()
@@ -117,41 +121,73 @@ class MoeWeights(LayerPartWeights):
 class _ExpertLayout:
     """Allocates one rank's experts of a layer and has `fill` fill them, possibly after `fields()` has returned."""
 
-    def __init__(self, moe: MoeSpec, share: WeightShare, fill: Fill) -> None:
+    def __init__(self, moe: MoeSpec, share: WeightShare, has_tensor: HasTensor, fill: Fill) -> None:
         self._moe = moe
         self._share = share
         self._local: ExpertShare = share.experts or moe.split_experts(share.tp_rank, share.tp_size)
         self._width = moe.width(share.spec)
+        self._has_tensor = has_tensor
         self._fill = fill
-        quantization, is_kept = share.spec.quantization, "integers" in share.formats.stored
-        # what config.json has as quantized isn't if there are ordinary tensors
-        self._kept = quantization.experts if quantization and is_kept and moe.form != "stacked" else None
 
     def fields(self, prefix: str) -> dict[str, Any]:
         """Allocate the weights of the layer whose tensors' names begin with `prefix`."""
-        share, local, width = self._share, self._local, self._width
-        num_rows = len(self._moe.gate_and_up) * len(local.rows)
-        has_bias, is_first = self._moe.has_bias, local.rows.start == 0
+        share, local, width, moe = self._share, self._local, self._width, self._moe
+        num_rows = len(moe.gate_and_up) * len(local.rows)
+        has_bias, is_first = moe.has_bias, local.rows.start == 0
+        read, down = (self._kept(prefix, names) for names in (moe.gate_and_up, [moe.names.down]))
         own = ExpertWeights(
-            self._empty_experts(num_rows, width),
-            self._empty_experts(width, len(local.rows), local.rows.start),
+            self._empty_experts(read, num_rows, width),
+            self._empty_experts(down, width, len(local.rows), local.rows.start),
             share.empty(len(local.experts), num_rows) if has_bias else None,
             share.empty(len(local.experts), width) if has_bias and is_first else None,
         )
         for index, expert in enumerate(local.experts):
-            self._fill_expert(f"{prefix}{self._moe.block}", expert, own.expert(index))
+            self._fill_expert(f"{prefix}{moe.block}", expert, own.expert(index))
         names = "gate_up_EFD", "down_EDF", "gate_up_bias_EF", "down_bias_ED"
         return {"first_expert": local.experts.start} | dict(zip(names, own, strict=True))
 
-    def _empty_experts(self, num_rows: int, num_columns: int, first_column: int = 0) -> Weight:
-        """Allocate one projection of all of the rank's experts. `first_column`: where the rank's part begins."""
-        share, num, scheme = self._share, len(self._local.experts), self._kept
+    def _kept(self, prefix: str, names: list[str]) -> WeightScheme | None:
+        """Return how the projections `names` of a layer's experts are stored. None: they are converted, because they
+        aren't in integers, or not all alike."""
+        quantization, moe = self._share.spec.quantization, self._moe
+        # what config.json has as quantized isn't if there are ordinary tensors
+        if quantization is None or "integers" not in self._share.formats.stored or moe.form == "stacked":
+            return None
+        if quantization.experts is not None:
+            return quantization.experts
+        stored = {
+            stored_scheme(quantization, self._has_tensor, f"{prefix}{moe.block}experts.{expert}.{name}.weight")
+            for expert in self._local.experts
+            for name in names
+        }
+        scheme = stored.pop()
+        return scheme if not stored and scheme is not None and scheme.format == "integers" else None
+
+    def _empty_experts(
+        self, scheme: WeightScheme | None, num_rows: int, num_columns: int, first_column: int = 0
+    ) -> Weight:
+        """Allocate one projection of all of the rank's experts.
+
+        Args:
+            scheme: how they are stored, and kept. None: they are converted.
+            first_column: where the rank's part begins.
+        """
+        share, num = self._share, len(self._local.experts)
+        size = num * num_rows, num_columns
         group_size = None if scheme is None else kept_group_size(scheme, num_columns, first_column)
-        if scheme is None or group_size is None:
+        if scheme is not None and group_size is not None:
+            short_rows = share.formats.short_rows
+            stacked = IntegerWeight.stored(scheme, group_size, size, share.device, short_rows=short_rows)
+        elif share.formats.others == "integers" and num_columns % 4 == 0 and not self._is_transposed:
+            stacked = IntegerWeight.empty(*size, 8, num_columns, 8, share.device)
+        else:
             return share.empty(num, num_rows, num_columns)
-        size, short_rows = (num * num_rows, num_columns), share.formats.short_rows
-        stacked = IntegerWeight.stored(scheme, group_size, size, share.device, short_rows=short_rows)
         return stacked.map_tensors(lambda each: each.view(num, num_rows, each.shape[1]))
+
+    @property
+    def _is_transposed(self) -> bool:
+        """Whether the checkpoint has a row for each input."""
+        return self._moe.is_transposed and self._moe.form == "stacked"
 
     def _fill_expert(self, prefix: str, expert: int, out: ExpertWeights) -> None:
         moe, width, rows, every = self._moe, self._width, self._local.rows, slice(None)
@@ -178,8 +214,8 @@ class _ExpertLayout:
         """Fill a part of a projection whose whole weight has `shape`: its number of outputs, and of inputs."""
         is_single, num, (outputs, inputs) = self._moe.form == "single", self._moe.num_experts, part
         stacked, index = ((), ()) if is_single else ((num,), (expert,))
-        if self._moe.is_transposed and self._moe.form == "stacked":
-            assert isinstance(out_OI, torch.Tensor), "only what is stored quantized is kept"
+        if self._is_transposed:
+            assert isinstance(out_OI, torch.Tensor), "integers are made of whole rows"
             self._fill(out_OI.t(), name, (num, *reversed(shape)), (expert, inputs, outputs))
         else:
             self._fill(out_OI, f"{name}.weight" if is_single else name, (*stacked, *shape), (*index, outputs, inputs))

@@ -83,11 +83,11 @@ def test_an_adapter_gives_the_tokens_of_merged_weights(family: str, tmp_path: Pa
 
 
 @needs_kernels
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [family for family in FAMILIES if not family.startswith("gpt_oss")])
 def test_weights_in_8_bits_change_log_probabilities_little(family: str, tmp_path: Path) -> None:
     path = make_checkpoint(family, tmp_path)
-    if load_model_spec(path).moe is not None:
-        pytest.skip("experts aren't quantized while they are read")
+    if FAMILIES[family].is_plain and load_model_spec(path).moe is not None:
+        pytest.skip("other families have these experts")
     network = auto_class(AutoConfig.from_pretrained(path)).from_pretrained(path, dtype=torch.float32)
     outputs = generate(path, SamplingParams(max_tokens=1, prompt_logprobs=0), quantization="int8")
     expected: list[float] = []

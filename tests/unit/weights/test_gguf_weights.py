@@ -159,6 +159,23 @@ def test_integers_that_stay_are_exactly_the_files_numbers(kind, size, directory)
         assert_same({name: found[name] for name in found.keys() - kept}, {k: expected[k] for k in found.keys() - kept})
 
 
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_1", "Q6_K"])
+def test_experts_that_stay_are_exactly_the_files_numbers(kind, size, directory):
+    where = directory / f"experts-{kind}-{size}"
+    checkpoint = make_checkpoint("mixtral", where, **WIDE)
+    kinds = {"layers.1.mlp.experts.gate_proj": "Q4_0", "layers.0.mlp.experts.down_proj": "Q4_0"}
+    file = gguf_files.write_gguf(checkpoint, "mixtral", where / "model.gguf", kind, kinds=kinds, plain=where / "plain")
+    for rank in range(size):
+        found, expected = load_kept(file, rank, size), load(where / "plain", rank, size)
+        (converted,) = (name for name, each in found.items() if isinstance(each, torch.Tensor) and each.dim() == 3)
+        assert converted.endswith("layers.1.mlp.experts.gate_up_proj"), "its gates have another type"
+        for name, weight in found.items():
+            if isinstance(weight, IntegerWeight) and ".experts." in name:
+                weight = torch.stack([weight[each].dequantize(torch.float32) for each in range(weight.shape[0])])
+                torch.testing.assert_close(weight, expected[name], rtol=0, atol=0, msg=name)
+
+
 def write_with_head(where: Path, kind: str, *, is_tied: bool) -> Path:
     """Write a GGUF file with an odd number of tokens, and the checkpoint of its numbers in `where / "plain"`."""
     checkpoint = make_checkpoint("llama3", where, **WIDE, vocab_size=207, tie_word_embeddings=is_tied)

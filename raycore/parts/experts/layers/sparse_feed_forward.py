@@ -14,7 +14,6 @@ from torch import Tensor
 
 from raycore.layers.feed_forward import DenseFeedForward, FeedForward
 from raycore.layers.linear import Linear
-from raycore.layers.operations import GatedLinear
 from raycore.layers.part_place import PartPlace, unadapted
 from raycore.parts.experts.models import experts_of
 from raycore.parts.experts.parallel import ExpertRanks, SplitExperts
@@ -96,9 +95,9 @@ class SparseFeedForward(FeedForward):
         found = MoeWeights(_plain(router.linear), 0, nothing, nothing, router.correction_E)
         found.router_bias_E = router.linear.bias
         if self._into is not None and self._out is not None:
-            found.into_ID, found.out_DI = _plain(self._into), _plain(self._out)
+            found.into_ID, found.out_DI = self._into.weight, self._out.weight
         if self._shared is not None:
-            found.shared_gate_up_FD, found.shared_down_DF = _plain(self._shared.gate_up), _plain(self._shared.down)
+            found.shared_gate_up_FD, found.shared_down_DF = self._shared.gate_up.weight, self._shared.down.weight
         if self._gate is not None:
             found.shared_gate_1D = _plain(self._gate)
         return found
@@ -108,6 +107,6 @@ class SparseFeedForward(FeedForward):
         self.add_to(self._nothing_0D, self._nothing_0D)
 
 
-def _plain(linear: Linear | GatedLinear) -> Tensor:
-    assert isinstance(linear.weight, Tensor), "models with experts aren't quantized"
+def _plain(linear: Linear) -> Tensor:
+    assert isinstance(linear.weight, Tensor), "routers and gates aren't quantized"
     return linear.weight
