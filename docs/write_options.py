@@ -156,7 +156,9 @@ def _code(flags: Iterable[str]) -> str:
 
 
 def _field(option: Option) -> Iterator[str]:
-    yield f"    {option.name}: {_type_text(option.annotation)}"
+    declared = f"    {option.name}: {_type_text(option.annotation)}"
+    # as ruff puts what is longer than a line
+    yield declared if len(declared) <= 120 else declared.replace(": ", ": (\n        ", 1) + "\n    )"
     default = f" Default: {option.default_text}." if option.default_text is not None else ""
     yield textwrap.indent("\n".join(textwrap.wrap(f'"""{option.help}{default}"""', 116)), "    ")
 

@@ -49,7 +49,9 @@ _IMAGES = "for images, which the engine doesn't get"
 _TEXTS = "for texts, which the engine doesn't compute"
 _NO_WEIGHTS = {
     r"(.*\.)?rotary_emb\.(inv_freq|cos_cached|sin_cached)": "follow from config.json",
-    r".*\.self_attn\.([kvq]_proj\.)?([kvq]_scale|prob_scale)": "scales of a quantized KV cache, which needs none here",
+    r".*\.self_attn\.([kvq]_proj\.)?([kvq]_scale|prob_scale|output_scale)": (
+        "scales of a quantized KV cache, which needs none here"
+    ),
     r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)": "follow from config.json",
 }
 _UNUSED = {

@@ -247,6 +247,11 @@ def take_stored_formats(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> 
             "save_sharded_state() has written"
         )
     wanted = chosen.get("quantization")
+    if wanted == "fp8" and spec.quantization is not None and spec.quantization.is_fp8:
+        is_possible = chosen.get("device") != "cpu" and not chosen.get("batch_invariant") and not spec.why_not("fp8")
+        if not is_possible:  # only GPUs quantize further weights
+            del chosen["quantization"]
+        return
     if wanted in (None, "fp8", "int8"):
         return
     stored = "gguf" if is_gguf(path) else None if spec.quantization is None else spec.quantization.method
@@ -269,9 +274,12 @@ def check_quantization(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> N
             "quantization='fp8' can't be used with batch_invariant=True, because the kernel that multiplies in fp8 "
             "depends on the number of tokens: omit one of them"
         )
-    why = spec.why_not("quantization")
-    if why is not None:
-        raise InvalidConfig(f"quantization={wanted!r}, but {path} ({spec.architecture}) {why}: omit it")
+    why = spec.why_not("fp8")
+    if wanted == "fp8" and why is not None:
+        raise InvalidConfig(f"quantization='fp8', but {path} is a {spec.architecture}, and {why}: omit it")
+    why = spec.why_not("int8")
+    if wanted == "int8" and spec.quantization is None and why is not None:
+        raise InvalidConfig(f"quantization='int8', but {path} ({spec.architecture}) {why}: omit it")
 
 
 def check_activation_dtype(chosen: dict[str, Any], path: Path, spec: ModelSpec) -> None:
@@ -290,6 +298,11 @@ def check_activation_dtype(chosen: dict[str, Any], path: Path, spec: ModelSpec) 
         already = ", and quantization='int8' rounds inputs to 8 bits without it"
         why = already if chosen.get("quantization") == "int8" else ""
         raise InvalidConfig(f"{asked}, but {path} has no weights in integers{why}: omit it")
+    if spec.quantization.is_ordered:
+        raise InvalidConfig(
+            f"{asked}, but the groups of {path} are of similar inputs (desc_act or actorder), and such integers become "
+            "numbers of the data type: omit it"
+        )
     if spec.quantization.row_bits == {8}:
         raise InvalidConfig(
             f"{asked}, but {path} says that inputs are rounded to 8 bits, each token's with one scale: omit it"

@@ -205,12 +205,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     quantization: Annotated[
-        Literal["fp8", "int8", "gguf", "awq", "gptq", "compressed-tensors", "mxfp4"] | None,
+        Literal["fp8", "int8", "gguf", "awq", "gptq", "compressed-tensors", "mxfp4", "modelopt", "fbgemm_fp8"] | None,
         option(
             "fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they "
             "are computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more, and "
             "can't be used with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. "
-            "Neither is for mixture-of-experts models. Embeddings and the head keep the data type. "
+            "fp8 isn't for mixture-of-experts models. Embeddings, routers and the head keep the data type. "
             "Quantized checkpoints need no option: weights are kept as they are where the device computes with them "
             "(fp8 on GPUs, integers on CPUs), and converted to the data type elsewhere. The other values only say how "
             "the checkpoint is quantized, which is checked.",

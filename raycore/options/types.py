@@ -229,13 +229,15 @@ class EngineOptions(VllmOptions, total=False):
     the model has to be a GGUF file. Other names of vLLM for ways to read safetensors files mean auto. Default: auto."""
     model_loader_extra_config: str | dict[str, Any] | None
     """With load_format=sharded_state: {"pattern": "..."} if the files were saved with another pattern."""
-    quantization: Literal["fp8", "int8", "gguf", "awq", "gptq", "compressed-tensors", "mxfp4"] | None
+    quantization: (
+        Literal["fp8", "int8", "gguf", "awq", "gptq", "compressed-tensors", "mxfp4", "modelopt", "fbgemm_fp8"] | None
+    )
     """fp8: the weights of linear layers are rounded to 8 bits while they are loaded, and activations while they are
     computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more, and can't be used
-    with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. Neither is for mixture-of-
-    experts models. Embeddings and the head keep the data type. Quantized checkpoints need no option: weights are kept
-    as they are where the device computes with them (fp8 on GPUs, integers on CPUs), and converted to the data type
-    elsewhere. The other values only say how the checkpoint is quantized, which is checked."""
+    with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. fp8 isn't for mixture-of-
+    experts models. Embeddings, routers and the head keep the data type. Quantized checkpoints need no option: weights
+    are kept as they are where the device computes with them (fp8 on GPUs, integers on CPUs), and converted to the data
+    type elsewhere. The other values only say how the checkpoint is quantized, which is checked."""
     cpu_activation_dtype: Literal["auto", "int8"]
     """What the inputs of layers are rounded to whose weights are stored in integers (GGUF's quantized types,
     compressed-tensors, GPTQ, AWQ and MXFP4), on CPUs with the native kernels. auto: integers of 16 bits, or of 8 if the

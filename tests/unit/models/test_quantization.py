@@ -183,8 +183,13 @@ def test_groups_of_numbers_in_floating_point_are_recognized(fields: dict[str, An
     assert found.row_bits == (set() if scheme.layout == "float8" else {16})
 
 
-def test_nothing_is_quantized_if_only_modelopts_cache_is() -> None:
+def test_scales_for_a_cache_are_not_used() -> None:
+    assert parse_quantization(config(kv_cache_scheme={"num_bits": 8})) == parse_quantization(config())
+
+
+def test_nothing_is_quantized_if_only_the_cache_is() -> None:
     assert parse_quantization(config(quant_method="modelopt", quant_algo=None, kv_cache_quant_algo="FP8")) is None
+    assert parse_quantization(config(format="dense", config_groups={}, kv_cache_scheme={"num_bits": 8})) is None
 
 
 def test_the_files_say_which_layers_are_in_fp8_and_what_their_scales_are_called() -> None:
@@ -222,7 +227,6 @@ AWQ = {"quant_method": "awq", "format": None, "bits": 4, "group_size": 128}
         (FP8 | {"fmt": "e5m2"}, ["fmt='e5m2': expected 'e4m3'"]),
         (FP8 | {"expert_dtype": "fp4"}, ["expert_dtype='fp4': expected 'fp8'"]),
         ({"format": "marlin-24"}, ["format='marlin-24'", "'float-quantized'", "'pack-quantized'"]),
-        ({"kv_cache_scheme": {"num_bits": 8}}, ["kv_cache_scheme={'num_bits': 8}", "KV caches"]),
         ({"sparsity_config": {"format": "sparse-24-bitmask"}}, ["sparsity_config", "sparse-24-bitmask"]),
         ({"moe_sparsity_config": {"layers": {}}}, ["moe_sparsity_config", "sparse experts"]),
         ({"transform_config": {"config_groups": {"R1": {}}}}, ["transform_config", "R1"]),

@@ -65,6 +65,7 @@ ROUNDED = {
     }
 }
 INTEGERS = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32}}
+ORDERED = {"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": True}}
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "num_experts": 3,
@@ -119,11 +120,10 @@ def test_rows_are_rounded_to_8_bits_on_request(tmp_path: Path) -> None:
     [
         ({"device": CPU, "is_native": False}, "native kernels"),
         ({"device": GPU}, "need a CPU, and the device is 'cuda'"),
-        ({"device": CPU, "shape": MOE}, "models with experts aren't computed in integers"),
     ],
 )
 def test_rows_of_8_bits_are_refused_where_integers_cannot_be_used(tmp_path: Path, place, reason: str) -> None:
-    asked = config(tmp_path, INTEGERS | place.pop("shape", {}), cpu_activation_dtype="int8")
+    asked = config(tmp_path, INTEGERS, cpu_activation_dtype="int8")
     with pytest.raises(InvalidConfig, match=f"cpu_activation_dtype='int8': .*{reason}.*Omit the option"):
         chosen(asked, 1, **place)
 
@@ -135,6 +135,7 @@ def test_rows_of_8_bits_are_refused_where_integers_cannot_be_used(tmp_path: Path
         (STORED, {}, ["has no weights in integers: omit it"]),
         ({}, {"quantization": "int8"}, ["quantization='int8' rounds inputs to 8 bits without it: omit it"]),
         (ROUNDED, {}, ["says that inputs are rounded to 8 bits, each token's with one scale: omit it"]),
+        (ORDERED, {}, ["are of similar inputs (desc_act or actorder)", "omit it"]),
         (INTEGERS, {"device": "cuda"}, ["needs a CPU", "device='cuda'"]),
         (INTEGERS, {"attention_backend": "torch"}, ["attention_backend='native'", "attention_backend='torch'"]),
     ],
@@ -146,6 +147,46 @@ def test_rows_of_8_bits_are_refused_at_once_where_they_have_no_meaning(
         config(tmp_path, shape, cpu_activation_dtype="int8", **options)
     for fragment in ("cpu_activation_dtype='int8'", *fragments):
         assert fragment in str(raised.value)
+
+
+def test_models_with_experts_keep_integers_on_cpus_unless_experts_move(tmp_path: Path, caplog) -> None:
+    model = config(tmp_path, INTEGERS | MOE)
+    assert chosen(model, 2, CPU) == STORED_INTEGERS
+    assert chosen(config(tmp_path, MOE, quantization="int8"), 2, CPU) == LinearFormats(others="integers")
+    assert not caplog.records
+    assert chosen(model, 1, CPU, shares_experts=True) == CONVERTED
+    assert "weights in integers are converted: experts move between ranks" in caplog.text
+    with pytest.raises(InvalidConfig, match=r"quantization='int8': experts move between ranks.*Omit the option"):
+        chosen(config(tmp_path, MOE, quantization="int8"), 1, CPU, shares_experts=True)
+
+
+def test_groups_of_similar_inputs_are_converted_unless_weights_are_rounded_anew(tmp_path: Path, caplog) -> None:
+    assert chosen(config(tmp_path, ORDERED, quantization="int8"), 1, CPU) == LinearFormats(others="integers")
+    assert not caplog.records
+    assert chosen(config(tmp_path, ORDERED), 1, CPU) == CONVERTED
+    assert "weights in integers are converted: the inputs of a group aren't neighbors" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"), [({}, {"device": "cpu"}), ({}, {"batch_invariant": True}), (MOE, {}), ({}, {})]
+)
+def test_fp8_means_the_format_of_a_checkpoint_that_has_it(tmp_path: Path, caplog, shape, options) -> None:
+    model = config(tmp_path, STORED | shape, quantization="fp8", **options)
+    assert model.model.quantization == (None if shape or options else "fp8")
+    assert chosen(model, 1, CPU) == CONVERTED
+    assert "the checkpoint's weights in fp8 are converted" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "described", [{"quant_method": "modelopt", "quant_algo": "FP8"}, {"quant_method": "fbgemm_fp8"}]
+)
+def test_the_option_may_say_what_the_checkpoint_says(tmp_path: Path, described: dict[str, str]) -> None:
+    method = described["quant_method"]
+    assert config(tmp_path, {"quantization_config": described}, quantization=method).model.quantization is None
+    with pytest.raises(
+        InvalidConfig, match=rf"quantization={method!r}, but .*weights are stored as 'compressed-tensors'"
+    ):
+        config(tmp_path, STORED, quantization=method)
 
 
 def test_experts_in_mxfp4_are_kept_on_cpus_unless_they_move(tmp_path: Path, caplog) -> None:
@@ -175,7 +216,7 @@ def test_int8_is_refused_where_integers_cannot_be_used(tmp_path: Path, device, i
         ("fp8", {}, {"batch_invariant": True}, ["batch_invariant=True"]),
         ("fp8", MOE, {}, ["Qwen3MoeForCausalLM", "experts"]),
         ("int8", {}, {"device": "cuda"}, ["needs a CPU", "device='cuda'"]),
-        ("int8", MOE, {}, ["Qwen3MoeForCausalLM", "experts"]),
+        ("int8", {"architectures": ["GptOssForCausalLM"]}, {}, ["GptOssForCausalLM", "experts", "row for each input"]),
     ],
 )
 def test_options_that_contradict_quantization_are_refused_at_once(
@@ -217,18 +258,13 @@ def test_weights_stored_in_fp8_are_converted_if_fp8_cannot_be_used(
 
 
 @pytest.mark.parametrize(
-    ("shape", "device", "is_native", "reason"),
-    [
-        ({}, GPU, False, "need a CPU"),
-        ({}, CPU, False, "native kernels"),
-        (MOE, CPU, True, "experts"),
-    ],
+    ("shape", "device", "reason"), [({}, GPU, "need a CPU"), ({}, CPU, "native kernels"), (MOE, CPU, "native kernels")]
 )
 def test_stored_integers_are_converted_without_native_kernels(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, shape, device, is_native: bool, reason: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, shape, device, reason: str
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        assert chosen(config(tmp_path, INTEGERS | shape), 1, device, is_native=is_native) == CONVERTED
+        assert chosen(config(tmp_path, INTEGERS | shape), 1, device, is_native=False) == CONVERTED
     assert "the checkpoint's weights in integers are converted" in caplog.text
     assert "instead of at least" in caplog.text
     assert reason in caplog.text

@@ -39,7 +39,7 @@ class LateInteraction(msgspec.Struct, frozen=True):
         """Return the prompt of a text's tokens, which begin with a special one and end with another.
 
         Args:
-            max_length: the most tokens of any prompt. Longer documents are cut. None: only the model's own lengths count.
+            max_length: the most tokens of a document. None: only the model's own lengths count.
             is_text: whether a tokenizer made them of a text. If not, what has a marker already stays as it is.
 
         Raises:
