@@ -5,14 +5,19 @@ request has a row of blocks for each group, and all groups take their blocks fro
 at a time, and its memory holds one page for each layer of a group. So a request needs blocks for all its tokens in
 groups that keep everything, and only for the last tokens in groups with a sliding window.
 
+Layers may keep different numbers of bytes of a block. The largest layers of all groups share a page, then the next
+ones, and so on. Such a page is as large as the largest of them, and its size is a multiple of what each of them keeps,
+so that a smaller layer has blocks at regular places, too. Otherwise they have pages of their own.
+
 Everything here is computed from numbers alone, by the engine and by its workers alike.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -45,6 +50,15 @@ class WorkerCacheSpec(msgspec.Struct, frozen=True):
     """Bytes of a block of what drafts, which has a block for each one of the target's."""
     state_bytes: int = 0
     """Bytes of a sequence's states in all layers that keep states. They are not in blocks."""
+
+
+class CachePage(NamedTuple):
+    """Which page of a block is a layer's."""
+
+    num_bytes: int
+    """As many as its layer keeps of a block, or a multiple of that."""
+    place: int
+    """Among the block's pages of this size."""
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
@@ -127,9 +141,15 @@ class CacheLayout(msgspec.Struct, frozen=True):
 
     def block_bytes(self, worker: WorkerCacheSpec) -> int:
         """Return the bytes of one block on a worker."""
-        first, num_layers = worker.first_layer, len(worker.layers)
-        groups = self.stage_layers(range(first, first + num_layers))
-        return worker.draft_bytes + _page_bytes([[worker.layers[index] for index in group] for group in groups])
+        return worker.draft_bytes + sum(page.num_bytes for page in set(self.pages(worker).values()))
+
+    def pages(self, worker: WorkerCacheSpec) -> dict[int, CachePage]:
+        """Return the pages of a worker's layers that keep something, by their indexes in the stage.
+
+        Layers of different groups may have the same page.
+        """
+        groups = self.stage_layers(range(worker.first_layer, worker.first_layer + len(worker.layers)))
+        return _pages(groups, worker.layers)
 
 
 class KVCacheConfig(msgspec.Struct, frozen=True):
@@ -176,8 +196,10 @@ def divide_layers(layers: Sequence[LayerCacheSpec], limits: CacheLimits) -> Cach
     layouts = [CacheLayout(tuple(groups), limits) for groups in candidates]
 
     def cost(layout: CacheLayout) -> tuple[int, int]:
-        pages = _page_bytes([[layers[layer] for layer in group.layers] for group in layout.groups])
-        return pages * sum(layout.blocks_of(limits.max_model_len, chunk=1)), layout.num_groups
+        pages = set(_pages([group.layers for group in layout.groups], layers).values())
+        return sum(page.num_bytes for page in pages) * sum(
+            layout.blocks_of(limits.max_model_len, chunk=1)
+        ), layout.num_groups
 
     return min(layouts, key=cost)
 
@@ -226,7 +248,21 @@ def _divide(kinds: _Kinds, size: int) -> list[CacheGroup]:
     return groups or [CacheGroup("full", ())]
 
 
-def _page_bytes(groups: Sequence[Sequence[LayerCacheSpec]]) -> int:
-    """Return the bytes of a block whose k-th page holds the k-th layer of any group."""
-    sizes = [[layer.block_bytes for layer in group] for group in groups]
-    return sum(max(page) for page in zip_longest(*sizes, fillvalue=0))
+def _pages(groups: Sequence[Sequence[int]], layers: Sequence[LayerCacheSpec]) -> dict[int, CachePage]:
+    """Return the pages of the layers of groups. `groups`: indexes in `layers`."""
+    by_size = [sorted(group, key=lambda layer: -layers[layer].block_bytes) for group in groups]
+    found: dict[int, CachePage] = {}
+    counts = Counter[int]()
+    for together in zip_longest(*by_size):
+        made: list[CachePage] = []
+        for layer in sorted(
+            (each for each in together if each is not None), key=lambda each: -layers[each].block_bytes
+        ):
+            num_bytes = layers[layer].block_bytes
+            page = next((each for each in made if each.num_bytes % num_bytes == 0), None)
+            if page is None:
+                page = CachePage(num_bytes, counts[num_bytes])
+                counts[num_bytes] += 1
+                made.append(page)
+            found[layer] = page
+    return found

@@ -22,6 +22,8 @@ class LayerPlace(NamedTuple):
     """The layer's index among those."""
     group: int | None = None
     """The group of the KV cache whose blocks they have. None: they have no blocks."""
+    blocks_in_page: int = 1
+    """How many blocks of such layers are in a page. They use the first of each, so theirs have other ids."""
 
 
 class GroupedAttention:
@@ -42,13 +44,14 @@ class GroupedAttention:
         tables, tables_GSM = step.group_tables, tensors.group_tables_GSM
         assert tables is not None
         assert tables_GSM is not None
-        for attention, _, group in self._parts:
+        for attention, _, group, blocks_in_page in self._parts:
             if group is None:
                 attention.begin(step, tensors)
-            else:
-                attention.begin(
-                    replace(step, block_tables=tables[group]), replace(tensors, block_tables_SM=tables_GSM[group])
-                )
+                continue
+            own, own_SM = tables[group], tables_GSM[group]
+            if blocks_in_page > 1:
+                own, own_SM = own * blocks_in_page, own_SM * blocks_in_page
+            attention.begin(replace(step, block_tables=own), replace(tensors, block_tables_SM=own_SM))
 
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         place = self._places[layer]

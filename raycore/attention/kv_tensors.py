@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import mmap
+from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -32,13 +33,23 @@ class KVTensors:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device,
+        memory: Sequence[Tensor] | None = None,
     ) -> None:
-        """Allocate the memory. `dtype`: of the stored numbers. On a CPU, raises InvalidConfig if that fails."""
+        """
+        Args:
+            dtype: of the stored numbers.
+            memory: that of each layer, in one dimension, which may have more blocks. None: it is allocated.
+
+        Raises:
+            InvalidConfig: it can't be allocated, on a CPU.
+        """
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.num_kv_heads = num_kv_heads
         width = _head_size(block_size, head_dim, dtype)
-        self.blocks = list(zeros((num_layers, num_blocks * 2 * num_kv_heads, width), dtype, device).unbind())
+        if memory is None:
+            memory = zeros((num_layers, num_blocks * 2 * num_kv_heads * width), dtype, device).unbind()
+        self.blocks = [layer.view(-1, width) for layer in memory]
         """By layer, a view [N·2·K, S·H], or in int8 [N·2·K, S·H + 4·S]: row `(block·2 + is_value)·K + head`. Attention
         gathers rows of this view."""
         self.rows = [] if dtype == torch.int8 else [layer.view(-1, head_dim) for layer in self.blocks]
@@ -52,10 +63,11 @@ class KVTensors:
         """Return how many bytes one block takes over all layers."""
         return num_layers * 2 * num_kv_heads * _head_size(block_size, head_dim, dtype) * dtype.itemsize
 
-    def first_layers(self, num_layers: int) -> KVTensors:
-        """Return the same memory with only the first layers."""
+    def of_layers(self, layers: Sequence[int]) -> KVTensors:
+        """Return the same memory with these layers, in this order."""
         part = copy.copy(self)
-        part.blocks, part.rows = self.blocks[:num_layers], self.rows[:num_layers]
+        part.blocks = [self.blocks[layer] for layer in layers]
+        part.rows = [self.rows[layer] for layer in layers] if self.rows else []
         return part
 
     def write_rows(self, block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -25,7 +25,8 @@ class LatentMemory(MixerMemory):
         return first + fused + results + values + copies
 
     def exchanged_bytes(self) -> int:
-        return exchanged_bytes(self, self._latent.width, self._latent.rank)
+        num_heads = self.spec.num_heads // self.tp_size
+        return exchanged_bytes(self, num_heads, self._latent.width, self._latent.rank)
 
     def attention_bytes(self, windows: Collection[int | None]) -> int:
         """Return the bytes of the keys of one request, and of scores and masks of some of its tokens."""

@@ -5,9 +5,12 @@ This module defines the layout `[num_blocks, block_size, width]`, where a token'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from raycore.attention.kv_tensors import zeros
 
@@ -16,12 +19,21 @@ class LatentTensors:
     """Latents and rotated keys of all layers. Shapes: N blocks, S block size, W elements of a token."""
 
     def __init__(
-        self, num_layers: int, num_blocks: int, width: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        num_layers: int,
+        num_blocks: int,
+        width: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: Sequence[Tensor] | None = None,
     ) -> None:
-        """Allocate the memory. `dtype`: of the stored numbers. On a CPU, raises InvalidConfig if that fails."""
+        """As that of `KVTensors`."""
         self.num_blocks = num_blocks
         self.block_size = block_size
-        self.blocks = list(zeros((num_layers, num_blocks, block_size * width), dtype, device).unbind())
+        if memory is None:
+            memory = zeros((num_layers, num_blocks * block_size * width), dtype, device).unbind()
+        self.blocks = [layer.view(-1, block_size * width) for layer in memory]
         """By layer, a view [N, S·W]. Attention gathers rows of this view."""
         self.rows = [layer.view(-1, width) for layer in self.blocks]
         """By layer, a view [N·S, W] of the same memory: one row for each token."""

@@ -27,10 +27,16 @@ class AttentionMemory(MixerMemory):
         # plain torch normalizes copies in float32
         norms = 3 if is_native and self.spec.qk_norm == "own_heads" else 0
         of_queries, of_keys = numbers[0] + gates + norms, numbers[1] + norms
-        return (of_queries * heads.num_heads + of_keys * heads.num_kv_heads) * heads.head_dim
+        mixed = (of_queries * heads.num_heads + of_keys * heads.num_kv_heads) * heads.head_dim
+        if self.spec.attention_gate == "heads":
+            mixed += 2 * heads.num_heads
+        if not self.mixer.is_cached_as_it_is(self.spec):
+            # with values as wide as keys, and results as wide as values
+            mixed += 2 * (heads.num_heads + heads.num_kv_heads) * heads.head_dim
+        return mixed
 
     def exchanged_bytes(self) -> int:
-        return exchanged_bytes(self, self._heads.head_dim, self._heads.head_dim)
+        return exchanged_bytes(self, self._heads.num_heads, self._heads.head_dim, self._heads.head_dim)
 
     def scratch_bytes(self) -> int:
         limits, heads = self.limits, self._heads
@@ -58,7 +64,7 @@ class AttentionMemory(MixerMemory):
             scores = scratch * group // heads.head_dim
             if dtype != torch.float32:
                 scores += scratch // 2  # on a CPU, the matrix product copies the keys
-        if self.spec.attention_softcap is not None or self.spec.sinks:
+        if self.spec.attention_softcap is not None or self.mixer.sinks:
             of_token = group * num_kv_heads * max_keys
             if self.batch_invariant:
                 scores += _explicit_bytes(TILE * of_token, 0)  # one tile at a time
@@ -90,7 +96,7 @@ class AttentionMemory(MixerMemory):
 
     @property
     def _heads(self) -> HeadShape:
-        return self.spec.attention.heads(self.spec, self.tp_size)
+        return self.mixer.heads(self.spec, self.tp_size)
 
     @property
     def _attention(self) -> type[BatchInvariantAttention | GatherAttention]:
@@ -102,9 +108,9 @@ class AttentionMemory(MixerMemory):
         return max_partial_blocks(limits.max_model_len, ContextShare(0, limits.context_size, limits.block_size))
 
 
-def exchanged_bytes(memory: MixerMemory, query_size: int, result_size: int) -> int:
-    """Return the bytes of queries and of parts of results, for numbers of elements of a head's query and result."""
-    limits, num_heads = memory.limits, memory.spec.num_heads // memory.tp_size
+def exchanged_bytes(memory: MixerMemory, num_heads: int, query_size: int, result_size: int) -> int:
+    """Return the bytes of queries and of parts of results, for a rank's heads with so many elements of each."""
+    limits = memory.limits
     queries = 2 * limits.num_query_parts * num_heads * query_size * memory.dtype.itemsize
     num_parts = 2 * limits.num_query_parts + limits.context_size + 2
     return limits.num_tokens * (queries + num_parts * num_heads * (result_size + 2) * FLOAT32_BYTES)

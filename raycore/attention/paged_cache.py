@@ -2,22 +2,73 @@
 
 from __future__ import annotations
 
-import torch
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
-from raycore.attention.kv_tensors import KVTensors
+import torch
+from torch import Tensor
+
+from raycore.attention.kv_tensors import KVTensors, zeros
 from raycore.attention.latent_tensors import LatentTensors
+from raycore.cache_layout import CachePage
 from raycore.models.mixers.spec import HeadShape
 
 PagedCache = KVTensors | LatentTensors
 
 
+class CachePages:
+    """The memory of the pages of all blocks of a worker, whose layers may have different heads."""
+
+    def __init__(
+        self, pages: Mapping[int, CachePage], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """
+        Args:
+            pages: by layer: see `CacheLayout.pages`.
+            dtype: of the stored numbers.
+        """
+        self._pages, self._num_blocks, self._block_size = pages, num_blocks, block_size
+        self._dtype, self._device = dtype, device
+        self._order = list(dict.fromkeys(pages[layer] for layer in sorted(pages)))
+        counts = Counter(page.num_bytes for page in self._order)
+        self._memory = {
+            num_bytes: zeros((num, num_blocks * num_bytes // dtype.itemsize), dtype, device).unbind()
+            for num_bytes, num in counts.items()
+        }
+
+    @property
+    def blocks(self) -> list[Tensor]:
+        """The memory of each page, in the order of the layers that have them."""
+        return [self._memory[page.num_bytes][page.place] for page in self._order]
+
+    def of_layers(self, heads: HeadShape, layers: Sequence[int]) -> PagedCache:
+        """Return the cache of these layers, in this order, all of which have such heads.
+
+        Where a page has several blocks of them, they use the first: see `blocks_in_page`.
+        """
+        pages = [self._pages[layer] for layer in layers]
+        memory = [self._memory[page.num_bytes][page.place] for page in pages]
+        return make_cache(heads, len(pages), self._num_blocks, self._block_size, self._dtype, self._device, memory)
+
+    def blocks_in_page(self, heads: HeadShape, layer: int) -> int:
+        """Return how many blocks of a layer with such heads its page has memory for."""
+        return self._pages[layer].num_bytes // bytes_per_block(heads, 1, self._block_size, self._dtype)
+
+
 def make_cache(
-    heads: HeadShape, num_layers: int, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    heads: HeadShape,
+    num_layers: int,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    memory: Sequence[Tensor] | None = None,
 ) -> PagedCache:
-    """Allocate the cache of `num_layers` layers. `dtype`: of the stored numbers."""
+    """Return the cache of `num_layers` layers. `dtype`: of the stored numbers. `memory`: as in `KVTensors`."""
     if heads.latent_rank is not None:
-        return LatentTensors(num_layers, num_blocks, heads.head_dim, block_size, dtype, device)
-    return KVTensors(num_layers, num_blocks, heads.num_kv_heads, block_size, heads.head_dim, dtype, device)
+        return LatentTensors(num_layers, num_blocks, heads.head_dim, block_size, dtype, device, memory)
+    sizes = num_layers, num_blocks, heads.num_kv_heads, block_size, heads.head_dim
+    return KVTensors(*sizes, dtype, device, memory)
 
 
 def bytes_per_block(heads: HeadShape, num_layers: int, block_size: int, dtype: torch.dtype) -> int:

@@ -23,7 +23,7 @@ class PreparedAttention:
         self._heads = spec.heads
         ropes = spec.early_ropes
         self._rotations = None if ropes is None else HeadRotations(ropes, batch_invariant=batch_invariant)
-        self._query_scales_P = spec.query_scales_P
+        self._query_scales_P, self._is_scaled = spec.query_scales_P, spec.is_scaled
         self._positions_T = torch.empty(0)
         self._scales_T1 = torch.empty(0)
 
@@ -38,7 +38,7 @@ class PreparedAttention:
             # not in `begin`, so that a graph that was captured reads the positions of its own step
             self._look_up_positions()
         heads = self._heads
-        if self._query_scales_P is not None:
+        if self._query_scales_P is not None and (self._is_scaled is None or self._is_scaled[layer]):
             qkv_TO[:, : heads.num_heads * heads.head_dim].mul_(self._scales_T1)
         if self._rotations is not None:
             heads_TNH = qkv_TO.view(len(qkv_TO), -1, heads.head_dim)[:, : heads.num_heads + heads.num_kv_heads]

@@ -106,6 +106,11 @@ class AttentionSpec:
     rotated after their norms."""
     query_scales_P: Tensor | None = None
     """What queries are multiplied by, by position. None: all by 1."""
+    is_scaled: list[bool] | None = None
+    """By layer, whether its queries are. None: all are."""
+    chunks: list[int | None] | None = None
+    """By layer: the number of tokens of a chunk of the sequence, within which tokens see each other. None: there are no
+    chunks in the layer, or in any."""
     copies: WeightCopies = field(default_factory=WeightCopies)
     """Makes whatever depends on `qk_norms_NH` and `sinks_N`."""
 
@@ -119,6 +124,7 @@ class AttentionSpec:
         return replace(
             self,
             windows=[self.windows[layer] for layer in layers],
+            chunks=None if self.chunks is None else [self.chunks[layer] for layer in layers],
             qk_norms_NH=[self.qk_norms_NH[layer] for layer in layers],
             ropes=[self.ropes[layer] for layer in layers],
             sinks_N=[self.sinks_N[layer] for layer in layers],
@@ -136,39 +142,46 @@ class AttentionSpec:
         dtype: torch.dtype,
         device: torch.device,
         layers: Sequence[int] | None = None,
+        copies: WeightCopies | None = None,
     ) -> AttentionSpec:
         """Return the spec of one of `tp_size` ranks.
 
         Args:
             constants: of the layers.
             max_length: maximum number of tokens of a sequence.
-            layers: the model's layers that the rank computes. None: all.
+            layers: layers of the model with the same heads. None: all.
+            copies: see the attribute. None: there are none yet.
         """
         layers = range(spec.num_layers) if layers is None else layers
+        attention, scale = spec.attention_by_layer[layers[0]], spec.query_scale
+        windows = [spec.layer_windows[layer] for layer in layers]
         rotations = [spec.rotations[layer] for layer in layers]
-        made = {rotation: Rope(rotation, spec.head_dim, max_length, device) for rotation in set(rotations)}
+        made = {rotation: Rope(rotation, attention.rope_dim, max_length, device) for rotation in set(rotations)}
         ropes = [made[rotation] for rotation in rotations]
         early_ropes = None
         if spec.is_rotated_first:
-            early_ropes, ropes = ropes, [Rope(None, spec.head_dim, max_length, device)] * len(ropes)
+            early_ropes, ropes = ropes, [Rope(None, attention.rope_dim, max_length, device)] * len(ropes)
         return cls(
-            spec.attention.heads(spec, tp_size),
-            [spec.layer_windows[layer] for layer in layers],
-            [each.qk_norm_NH for each in constants],
-            spec.attention.head_norm_eps(spec),
+            attention.heads(spec, tp_size),
+            [None] * len(layers) if spec.windows_are_chunks else windows,
+            [None if each.qk_norm_NH is None else each.qk_norm_NH.to(dtype) for each in constants],
+            attention.head_norm_eps(spec),
             spec.norm_offset,
             ropes,
-            1.0 / math.sqrt(spec.head_dim) if spec.attention_scale is None else spec.attention_scale,
+            1.0 / math.sqrt(attention.rope_dim) if spec.attention_scale is None else spec.attention_scale,
             dtype,
             device,
             spec.attention_softcap,
             [each.sinks_N for each in constants],
             early_ropes,
-            None if spec.query_scale is None else _query_scales(spec.query_scale, max_length).to(device, dtype),
+            None if scale is None else _query_scales(scale, max_length).to(device, dtype),
+            None if scale is None or scale.with_rotation else [spec.rotations[layer] is None for layer in layers],
+            windows if spec.windows_are_chunks else None,
+            WeightCopies() if copies is None else copies,
         )
 
 
 def _query_scales(scale: QueryScale, max_length: int) -> Tensor:
     """Return float32[max_length + 1]."""
-    periods_P = torch.arange(max_length + 1, dtype=torch.float32).div_(scale.period).floor_()
+    periods_P = torch.arange(max_length + 1, dtype=torch.float32).add_(scale.shift).div_(scale.period).floor_()
     return periods_P.log1p_().mul_(scale.growth).add_(1.0)

@@ -40,7 +40,7 @@ def executor_backend(asked: str | None, parallel: ParallelConfig) -> str:
 def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
     """Check who may hold different tokens' keys and values."""
     size, tp_size = parallel.decode_context_parallel_size, parallel.tensor_parallel_size
-    num, kept, sharers, why = spec.attention.copies(spec, tp_size)
+    num, kept, sharers, why = min(each.copies(spec, tp_size) for each in spec.attentions)
     if num % size:
         possible = [each for each in range(1, num + 1) if num % each == 0]
         more = "" if num > 1 else f": only {sharers} share them"
@@ -333,6 +333,18 @@ def check_state_interval(chosen: dict[str, Any], block_size: int, num_shares: in
         raise InvalidConfig(
             f"mamba_block_size={interval} isn't a multiple of block_size={block_size}{of_workers}: choose one that is"
         )
+
+
+def check_chunks(spec: ModelSpec, block_size: int, num_shares: int) -> None:
+    """`num_shares`: how many workers hold different tokens of a block, `block_size` each."""
+    windows = spec.layer_windows if spec.windows_are_chunks else []
+    for chunk in sorted({window for window in windows if window is not None}):
+        if chunk % (block_size * num_shares):
+            of_workers = f" times the {num_shares} workers that hold different tokens" if num_shares > 1 else ""
+            raise InvalidConfig(
+                f"block_size={block_size}{of_workers} doesn't divide the {chunk} tokens of a chunk, within which "
+                f"{spec.architecture} attends: choose one that does"
+            )
 
 
 def check_steps_in_flight(chosen: dict[str, Any], parallel: ParallelConfig) -> None:

@@ -15,6 +15,7 @@ from raycore.config.cache import CacheConfig
 from raycore.config.checks import (
     check_activation_dtype,
     check_cache_dtype,
+    check_chunks,
     check_context_parallel,
     check_encoder,
     check_given_places,
@@ -200,6 +201,7 @@ def resolve(
     )
     check_loader_config(config.model)
     check_state_interval(chosen, config.cache.block_size, config.parallel.context_parallel_size)
+    check_chunks(spec, config.cache.block_size, config.parallel.context_parallel_size)
     check_num_ranks(config)
     return config.fitted()
 

@@ -1,14 +1,14 @@
 """Attention as a layer's mixer of tokens: the projections of queries, keys and values, and that of the output.
 
 Names of tensors end in their shapes: T tokens of the step, I inputs of the projections, O fused query, key and value
-rows, X anything, N heads, H elements of a head.
+rows, X anything, N heads, K key-value heads, H elements of a head, V elements of a value head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from raycore.layers.norm import OwnHeadNorm, WidthNorm
 from raycore.layers.operations import Operations
 from raycore.layers.part_place import PartPlace
 from raycore.layers.rope import PairOrder
+from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.spec import ModelSpec
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.adapters.weights import LoraLinear
@@ -42,18 +43,20 @@ class AttentionMixer(Mixer):
 
     def __init__(self, place: PartPlace, weights: AttentionWeights) -> None:
         spec, ranks, operations = place.spec, place.ranks, place.operations
+        heads = cast("AttentionHeads", spec.attention_by_layer[place.index])
         self._stage_index = place.stage_index
-        self._rotated = rotated_heads(spec, ranks.size)
-        self._num_heads = spec.num_heads // ranks.size
-        self._head_dim = spec.head_dim
-        self._sigmoid = operations.sigmoid
+        self._rotated = rotated_heads(spec, heads, ranks.size)
+        self._heads = heads.heads(spec, ranks.size)
+        self._value_dim, self._value_scale = heads.value_dim, spec.value_scale
+        self._is_cached_as_it_is = heads.is_cached_as_it_is(spec)
+        self._activation = operations.sigmoid if spec.attention_gate_by == "sigmoid" else operations.softplus
         self._is_gated = spec.attention_gate is not None
-        self._order = PairOrder(spec.rotations[place.index], spec.head_dim)
+        self._order = PairOrder(spec.rotations[place.index], heads.head_dim)
         self._kept = {name: getattr(weights, name) for name in ("q_norm_H", "k_norm_H", "sinks_N")}
         sinks_N = None if weights.sinks_N is None else weights.sinks_N.to(operations.device)
         self.constants = MixerConstants(qk_norm(spec, weights, place.index, ranks.size, operations.device), sinks_N)
         self._qk_norm = self._make_qk_norm(spec, weights, ranks, operations)
-        reorder = partial(reorder_heads_, heads=self._rotated, head_dim=spec.head_dim, reordered=self._order.pairs)
+        reorder = partial(reorder_heads_, heads=self._rotated, head_dim=heads.head_dim, reordered=self._order.pairs)
         if isinstance(weights.qkv_OD, IntegerParts):
             _reorder_parts_(weights.qkv_OD, weights.qkv_bias_O, reorder)
         else:
@@ -72,7 +75,21 @@ class AttentionMixer(Mixer):
             self._qk_norm.apply_(qkv_TO)
         if self._is_gated:
             return self._gated(x_TI, qkv_TO, attention)
-        return attention(self._stage_index, qkv_TO)
+        return self._attend(qkv_TO, attention)
+
+    def _attend(self, qkv_TO: Tensor, attention: Attention) -> Tensor:
+        """Return the result of attention, [T, query heads · V], V elements of a value head."""
+        if self._is_cached_as_it_is:
+            return attention(self._stage_index, qkv_TO)
+        heads, num_tokens = self._heads, len(qkv_TO)
+        num_rotated = heads.num_heads + heads.num_kv_heads
+        padded_TNH = qkv_TO.new_zeros(num_tokens, num_rotated + heads.num_kv_heads, heads.head_dim)
+        before_TX, values_TX = qkv_TO.tensor_split([num_rotated * heads.head_dim], 1)
+        padded_TNH[:, :num_rotated] = before_TX.view(num_tokens, num_rotated, heads.head_dim)
+        values_TKV = values_TX.view(num_tokens, heads.num_kv_heads, self._value_dim)
+        torch.mul(values_TKV, self._value_scale, out=padded_TNH[:, num_rotated:, : self._value_dim])
+        out_TX = attention(self._stage_index, padded_TNH.flatten(1))
+        return out_TX.view(num_tokens, heads.num_heads, heads.head_dim)[..., : self._value_dim].flatten(1)
 
     def _gated(self, x_TI: Tensor, qkv_TO: Tensor, attention: Attention) -> Tensor:
         """Return the result of attention, multiplied by the sigmoid of the gates.
@@ -80,13 +97,18 @@ class AttentionMixer(Mixer):
         Without a projection of their own, each one is after its query head.
         """
         if self._gate is not None:
-            gates_TX = self._gate(x_TI)
-            return attention(self._stage_index, qkv_TO).mul_(self._sigmoid(gates_TX))
-        num_queries = 2 * self._num_heads * self._head_dim
-        queries_TN2H = qkv_TO[:, :num_queries].view(len(qkv_TO), self._num_heads, 2, self._head_dim)
+            gates_TX, num_heads = self._activation(self._gate(x_TI)), self._heads.num_heads
+            out_TX = self._attend(qkv_TO, attention)
+            # a head has a gate for each element, or for all of them
+            gates_TNX = gates_TX.view(len(x_TI), num_heads, gates_TX.shape[1] // num_heads)
+            out_TX.view(len(x_TI), num_heads, self._value_dim).mul_(gates_TNX)
+            return out_TX
+        heads = self._heads
+        num_queries = 2 * heads.num_heads * heads.head_dim
+        queries_TN2H = qkv_TO[:, :num_queries].view(len(qkv_TO), heads.num_heads, 2, heads.head_dim)
         queries_TX, gates_TX = (queries_TN2H[:, :, half].reshape(len(qkv_TO), -1) for half in (0, 1))
         out_TX = attention(self._stage_index, torch.cat([queries_TX, qkv_TO[:, num_queries:]], 1))
-        return out_TX.mul_(self._sigmoid(gates_TX))
+        return out_TX.mul_(self._activation(gates_TX))
 
     def weights(self) -> AttentionWeights:
         """Return the weights that the mixer was made of."""
@@ -94,7 +116,7 @@ class AttentionMixer(Mixer):
         assert isinstance(qkv_OD, Tensor), "models with experts aren't quantized"
         qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
         for rows_OX in row_tensors(qkv_OD, qkv_bias_O):
-            reorder_heads_(rows_OX, self._rotated, self._head_dim, self._order.stored)
+            reorder_heads_(rows_OX, self._rotated, self._heads.head_dim, self._order.stored)
         gate_XD = None if self._gate is None else self._gate.weight
         return AttentionWeights(
             qkv_OD=qkv_OD,
@@ -107,13 +129,15 @@ class AttentionMixer(Mixer):
 
     @staticmethod
     def reorder_adapter_(linears: Mapping[str, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
-        num_q, num_kv = spec.num_heads // tp_size * spec.query_rows, spec.kv_heads_per_rank(tp_size) * spec.head_dim
+        own = cast("AttentionHeads", spec.attention_by_layer[index])
+        shape = own.heads(spec, tp_size)
+        num_q, num_kv = shape.num_heads * own.query_rows(spec), shape.num_kv_heads * own.head_dim
         every_second = [slice(0, None, 2)] if spec.attention_gate == "query_rows" else [slice(None)]
-        order = PairOrder(spec.rotations[index], spec.head_dim)
+        order = PairOrder(spec.rotations[index], own.head_dim)
         for part in linears["qkv"].parts if "qkv" in linears else ():
             if part.first_output < num_q + num_kv:
                 heads = every_second if part.first_output < num_q else [slice(None)]
-                reorder_heads_(part.b_RO.t(), heads, spec.head_dim, order.pairs)
+                reorder_heads_(part.b_RO.t(), heads, own.head_dim, order.pairs)
 
     def _make_qk_norm(
         self, spec: ModelSpec, weights: AttentionWeights, ranks: TensorParallel, operations: Operations
@@ -123,7 +147,8 @@ class AttentionMixer(Mixer):
             return None
         assert weights.q_norm_H is not None, "the model has such norms"
         assert weights.k_norm_H is not None, "the model has such norms"
-        of_heads = (self._order.pairs(each.view(-1, spec.head_dim)) for each in (weights.q_norm_H, weights.k_norm_H))
+        head_dim = self._heads.head_dim
+        of_heads = (self._order.pairs(each.view(-1, head_dim)) for each in (weights.q_norm_H, weights.k_norm_H))
         if spec.qk_norm == "own_heads":
             return operations.own_head_norm(torch.cat([*of_heads]), spec.rms_norm_eps)
         q_weight_O, k_weight_O = (each_NH.flatten().float() + spec.norm_offset for each_NH in of_heads)
@@ -156,9 +181,10 @@ def row_tensors(weight_OI: Weight, bias_O: Tensor | None) -> list[Tensor]:
     return [weight_OI, *biases]
 
 
-def rotated_heads(spec: ModelSpec, tp_size: int) -> list[slice]:
+def rotated_heads(spec: ModelSpec, own: AttentionHeads, tp_size: int) -> list[slice]:
     """Return which rows of a rank's fused query, key and value projections are rotated, in heads."""
-    num_q, num_kv = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
+    shape = own.heads(spec, tp_size)
+    num_q, num_kv = shape.num_heads, shape.num_kv_heads
     if spec.attention_gate == "query_rows":
         return [slice(0, 2 * num_q, 2), slice(2 * num_q, 2 * num_q + num_kv)]
     return [slice(0, num_q + num_kv)]
@@ -166,7 +192,9 @@ def rotated_heads(spec: ModelSpec, tp_size: int) -> list[slice]:
 
 def reorder_heads_(rows_OX: Tensor, heads: list[slice], head_dim: int, reordered: Callable[[Tensor], Tensor]) -> None:
     """Apply `reordered`, in place, to these heads' rows of a fused weight or bias."""
-    heads_NHX = rows_OX.view(-1, head_dim, *rows_OX.shape[1:])
+    # what follows them may have other sizes
+    end = None if heads[-1].stop is None else heads[-1].stop * head_dim
+    heads_NHX = rows_OX[:end].view(-1, head_dim, *rows_OX.shape[1:])
     for some in heads:
         heads_NHX[some] = reordered(heads_NHX[some])
 
@@ -178,8 +206,13 @@ def qk_norm(
 
     `index`: the layer's index in the model.
     """
+    own = cast("AttentionHeads", spec.attention_by_layer[index])
+    shape = own.heads(spec, tp_size)
+    if spec.qk_norm == "unit" and spec.rotations[index] is not None:
+        return torch.ones(shape.num_heads + shape.num_kv_heads, own.head_dim, device=device)
     if spec.qk_norm != "heads" or weights.q_norm_H is None or weights.k_norm_H is None:
         return None
-    num_q, num_kv = spec.num_heads // tp_size, spec.kv_heads_per_rank(tp_size)
-    weight_NH = torch.cat([weights.q_norm_H.expand(num_q, -1), weights.k_norm_H.expand(num_kv, -1)])
-    return PairOrder(spec.rotations[index], spec.head_dim).pairs(weight_NH.to(device))
+    weight_NH = torch.cat(
+        [weights.q_norm_H.expand(shape.num_heads, -1), weights.k_norm_H.expand(shape.num_kv_heads, -1)]
+    )
+    return PairOrder(spec.rotations[index], own.head_dim).pairs(weight_NH.to(device))

@@ -19,7 +19,7 @@ from raycore.decoder.mamba2_mixer import Mamba2Mixer, Mamba2Weights
 from raycore.decoder.mixer import Mixer
 from raycore.layers.linear import Linear
 from raycore.layers.part_place import PartPlace
-from raycore.models.mixers.beside import ATTENTION, BesideSpec
+from raycore.models.mixers.beside import BesideSpec, attention_beside
 from raycore.models.spec import ModelSpec
 from raycore.parts.adapters.weights import LoraLinear
 from raycore.state.recurrence import StateMemory
@@ -69,13 +69,14 @@ class BesideMixer(Mixer):
 
     def __init__(self, place: PartPlace, weights: BesideWeights) -> None:
         mixer: BesideSpec = place.mixer
-        self._attention: AttentionMixer = replace(place, one=ATTENTION).make(ATTENTION, weights.attention)
+        heads = attention_beside(place.spec)
+        self._attention: AttentionMixer = replace(place, one=heads).make(heads, weights.attention)
         at_state = replace(place, one=mixer.mamba, stage_index=place.state_index)
         self._mamba: Mamba2Mixer = at_state.make(mixer.mamba, weights.mamba)
         self.constants = self._attention.constants._replace(of_state=self._mamba.constants.of_state)
         self._attention_input, of_attention = mixer.attention_multipliers
         self._mamba_input, of_mamba = mixer.mamba_multipliers
-        attended = ATTENTION.heads(place.spec, place.ranks.size)
+        attended = heads.heads(place.spec, place.ranks.size)
         sizes = [attended.num_heads * attended.head_dim, mixer.of_rank(place.ranks.size).num_values]
         self.o = _SummedLinears([(self._attention.o, of_attention), (self._mamba.o, of_mamba)], sizes)
 
@@ -97,7 +98,7 @@ class BesideMemory(StateMemory):
     """That of both mixers: what attention has returned stays until Mamba-2 has, too."""
 
     def layer_bytes(self, *, is_native: bool) -> int:
-        heads = ATTENTION.heads(self.spec, self.tp_size)
+        heads = attention_beside(self.spec).heads(self.spec, self.tp_size)
         kept = (
             2 * heads.num_heads * heads.head_dim + self.mixer.of_rank(self.tp_size).num_values + self.spec.hidden_size
         )

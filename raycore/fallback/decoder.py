@@ -88,7 +88,7 @@ class TransformersDecoder(Network):
             "transformers %s's %s computes the model, with raycore's attention and these layers in it: %s",
             *(library().__version__, type(network).__name__, dict(replacements.num_replaced)),
         )
-        heads = spec.attention.heads(spec, ranks.size)
+        heads = spec.attentions[0].heads(spec, ranks.size)
         self.num_key_value_numbers = len(done.calls) * 2 * heads.num_kv_heads * heads.head_dim
         own = slice(ranks.rank * heads.num_heads, (ranks.rank + 1) * heads.num_heads)
         sinks_N = (None if call.sinks_N is None else call.sinks_N[own].to(self._device) for call in done.calls)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from raycore.models.spec import ClampedSwiglu, Gate, GateFunction
+from raycore.models.spec import ClampedSwiglu, Gate, GateFunction, LimitedSilu
 
 _CLAMPED = "clamped_swiglu"
 _NATIVE = ("silu", "gelu", "gelu_tanh", "relu2", _CLAMPED)
@@ -10,13 +10,13 @@ _NATIVE = ("silu", "gelu", "gelu_tanh", "relu2", _CLAMPED)
 
 
 def has_kernels(gate: Gate) -> bool:
-    """Whether kernels know the gate. Plain torch computes those of plugins."""
-    return not isinstance(gate, GateFunction)
+    """Whether kernels know the gate. Plain torch computes the others, such as those of plugins."""
+    return not isinstance(gate, GateFunction | LimitedSilu)
 
 
 def gate_arguments(gate: Gate) -> tuple[str, float, float]:
     """Return the gate's name, and the alpha and the limit of a clamped one."""
-    assert not isinstance(gate, GateFunction), "plain torch computes it"
+    assert not isinstance(gate, GateFunction | LimitedSilu), "plain torch computes it"
     return (_CLAMPED, gate.alpha, gate.limit) if isinstance(gate, ClampedSwiglu) else (gate, 0.0, 0.0)
 
 

@@ -43,15 +43,16 @@ class DenseFeedForward(FeedForward):
     def __init__(self, place: PartPlace, weights: MlpWeights, activation: Activation | None = None) -> None:
         """`activation`: of a network without a gate. None: the one that the model's `gate` names."""
         spec, operations, ranks, adapt = place.spec, place.operations, place.ranks, place.adapt
+        gate = spec.gates(place.index).dense
         # kernels compute the gate, too, if nothing is between
         around: Callable[[Linear], Linear] | None = (
             None if adapt is unadapted else lambda linear: adapt(linear, "gate_up", None)
         )
         if spec.is_gated:
-            self.gate_up = operations.gated_linear(weights.gate_up_FD, weights.gate_up_bias, around, spec.gate)
+            self.gate_up = operations.gated_linear(weights.gate_up_FD, weights.gate_up_bias, around, gate)
         else:
             self.gate_up = operations.activated_linear(
-                weights.gate_up_FD, weights.gate_up_bias, activation or spec.gate, around
+                weights.gate_up_FD, weights.gate_up_bias, activation or gate, around
             )
         self.down = adapt(operations.linear(weights.down_DF, weights.down_bias, ranks), "down", ranks)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raycore.class_paths import import_class
-from raycore.models.spec import ClampedSwiglu, Gate, GateFunction
+from raycore.models.spec import ClampedSwiglu, Gate, GateFunction, LimitedSilu
 from raycore.plugins import MODELS
 
 
@@ -45,6 +45,9 @@ def gate_and_mul(gate: Gate, gate_up_TF: Tensor) -> Tensor:
     if isinstance(gate, ClampedSwiglu):
         gate_TF, up_TF = gate_TF.clamp_(max=gate.limit), up_TF.clamp_(-gate.limit, gate.limit).add_(1.0)
         return (gate_TF * gate.alpha).sigmoid_().mul_(gate_TF).mul_(up_TF)
+    if isinstance(gate, LimitedSilu):
+        up_TF = up_TF.clamp_(-gate.limit, gate.limit)
+        return ACTIVATIONS["silu"](gate_TF).clamp_(max=gate.limit).mul_(up_TF)
     return ACTIVATIONS[gate](gate_TF).mul_(up_TF)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from raycore.kernels.gates import has_kernels
@@ -42,10 +43,13 @@ class GpuOperations(Operations):
     def sigmoid(self, x_TE: Tensor) -> Tensor:
         return x_TE.sigmoid()
 
+    def softplus(self, x_TE: Tensor) -> Tensor:
+        return torch.nn.functional.softplus(x_TE.float()).to(x_TE.dtype)
+
     def experts(
         self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu", ranks: TensorParallel | None = None
     ) -> RoutedExperts:
-        if not has_kernels(gate) or not spec.is_gated:
+        if not has_kernels(gate) or not spec.is_gated or spec.weighs_inputs:
             return super().experts(spec, weights, gate, ranks)
         return _GroupedExperts(spec, weights, self, gate, self._batch_invariant)
 

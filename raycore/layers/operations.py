@@ -225,6 +225,10 @@ class Operations:
         """Return `1 / (1 + exp(-x))` of each element."""
         return on_one_thread(row_by_row(torch.sigmoid), x_TE) if self._batch_invariant else x_TE.sigmoid()
 
+    def softplus(self, x_TE: Tensor) -> Tensor:
+        """Return `ln(1 + exp(x))` of each element, computed in float32."""
+        return on_one_thread(row_by_row(_softplus), x_TE) if self._batch_invariant else _softplus(x_TE)
+
     def experts(
         self, spec: MoeSpec, weights: MoeWeights, gate: Gate = "silu", ranks: TensorParallel | None = None
     ) -> RoutedExperts:
@@ -276,3 +280,7 @@ class Operations:
         tiled = TiledLinear(linear, self._tiles)
         self._tiled[tiled] = weight_OI.shape[1], weight_OI.dtype
         return tiled
+
+
+def _softplus(x_TE: Tensor) -> Tensor:
+    return torch.nn.functional.softplus(x_TE.float()).to(x_TE.dtype)

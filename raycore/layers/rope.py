@@ -52,6 +52,7 @@ class Rope:
         if rotation is not None:
             num_rotated = rotation.num_components(head_dim)
             frequencies, scale = _frequencies(rotation.theta, num_rotated, rotation.scaling, max_length)
+            frequencies[rotation.num_turned_pairs(head_dim) :] = 0.0
             angles = torch.arange(max_positions, dtype=torch.float32)[:, None] * frequencies
             cosines_PC[:, : num_rotated // 2] = angles.cos() * scale
             sines_PC[:, : num_rotated // 2] = angles.sin() * scale

@@ -50,6 +50,8 @@ class Rotation(msgspec.Struct, frozen=True):
     scaling: RopeScaling | None = None
     fraction: float = 1.0
     """The fraction of a head's components that are rotated. They are the first ones."""
+    is_proportional: bool = False
+    """Whether pairs and frequencies are instead those of whole heads, of which only the first ones are turned."""
     is_adjacent: bool = False
     """Whether the components of a pair are adjacent in the checkpoint. Otherwise, a pair has one of each half."""
     sections: tuple[int, ...] = ()
@@ -60,8 +62,12 @@ class Rotation(msgspec.Struct, frozen=True):
     of each position are adjacent."""
 
     def num_components(self, head_dim: int) -> int:
-        """Return how many of a head's components are rotated."""
-        return int(head_dim * self.fraction)
+        """Return how many of a head's components are rotated, those included that are turned by an angle of 0."""
+        return head_dim if self.is_proportional else int(head_dim * self.fraction)
+
+    def num_turned_pairs(self, head_dim: int) -> int:
+        """Return how many of a head's pairs are turned by other angles than 0."""
+        return int(head_dim * self.fraction) // 2
 
     def axes(self) -> list[int]:
         """Return for each rotated pair which of a token's three positions it is rotated by."""
@@ -89,7 +95,8 @@ def parse_rotation(config: JsonFields, kind: str | None = None, *, is_adjacent: 
     fraction = rope.optional_float("partial_rotary_factor") or config.optional_float("partial_rotary_factor") or 1.0
     if fraction > 1:
         raise config.error("partial_rotary_factor", "a number up to 1")
-    plain = Rotation(rope.float_("rope_theta"), fraction=fraction, is_adjacent=is_adjacent)
+    is_proportional = _rope_type(rope) == "proportional"
+    plain = Rotation(rope.float_("rope_theta"), None, fraction, is_proportional, is_adjacent)
     return msgspec.structs.replace(plain, scaling=_rope_scaling(plain, rope, config))
 
 
@@ -138,9 +145,12 @@ def rope_parameters(config: JsonFields, kind: str | None = None) -> JsonFields:
 
 
 def _rope_scaling(plain: Rotation, rope: JsonFields, config: JsonFields) -> RopeScaling | None:
-    rope_type = rope.get("rope_type") or rope.get("type") or "default"
+    rope_type = _rope_type(rope)
     if rope_type in ("default", "mrope"):  # the latter only says that there are sections
         return None
+    if rope_type == "proportional":
+        factor = rope.optional_float("factor")
+        return None if factor is None else RopeScaling("linear", factor)
     if rope_type == "linear":
         return RopeScaling("linear", rope.float_("factor"))
     max_positions = config.int_("max_position_embeddings")
@@ -155,7 +165,13 @@ def _rope_scaling(plain: Rotation, rope: JsonFields, config: JsonFields) -> Rope
         return _longrope(rope, plain.num_components(head_dim(config)) // 2, factor, original)
     if rope_type == "yarn":
         return _yarn(rope, factor, original)
-    raise rope.error("rope_type" if "rope_type" in rope else "type", "default, linear, llama3, yarn or longrope")
+    raise rope.error(
+        "rope_type" if "rope_type" in rope else "type", "default, linear, llama3, proportional, yarn or longrope"
+    )
+
+
+def _rope_type(rope: JsonFields) -> str:
+    return rope.get("rope_type") or rope.get("type") or "default"
 
 
 def _longrope(rope: JsonFields, num_pairs: int, factor: float, original: int) -> RopeScaling:

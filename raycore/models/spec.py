@@ -9,8 +9,10 @@ __all__ = [
     "Gate",
     "GateFunction",
     "GateName",
+    "LayerGates",
     "LayerNorms",
     "LayerSums",
+    "LimitedSilu",
     "LinearShape",
     "ModelSpec",
     "NormName",
@@ -21,6 +23,7 @@ __all__ = [
 ]
 
 import math
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -30,8 +33,8 @@ from raycore.errors import InvalidConfig
 from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.feed_forward import FeedForwardSpec, feed_forwards_of
 from raycore.models.layer_part import LayerPart, Refusable
-from raycore.models.mixers.attention import AttentionHeads
-from raycore.models.mixers.kinds import StateSpec, attention_of, kinds_of, mixers_of
+from raycore.models.mixers.attention import AttentionHeads, LayerHeads
+from raycore.models.mixers.kinds import StateSpec, attention_by_layer, attentions_of, kinds_of, mixers_of
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.spec import MixerSpec
 from raycore.models.quantization import Quantization
@@ -55,6 +58,15 @@ class ClampedSwiglu(msgspec.Struct, frozen=True, tag=True):
         return "clamped SwiGLU"
 
 
+class LimitedSilu(msgspec.Struct, frozen=True, tag=True):
+    """The gate `min(silu(g), limit) · up`, with up from `-limit` to `limit`. Plain torch computes it."""
+
+    limit: float
+
+    def __str__(self) -> str:
+        return "SiLU with a limit"
+
+
 class GateFunction(msgspec.Struct, frozen=True, tag=True):
     """A gate that a plugin computes in plain torch.
 
@@ -71,8 +83,16 @@ class GateFunction(msgspec.Struct, frozen=True, tag=True):
 
 GateName = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 """The activation of the gate, with which up is multiplied. `relu2` is the square of what is above 0."""
-Gate = GateName | ClampedSwiglu | GateFunction
+Gate = GateName | ClampedSwiglu | LimitedSilu | GateFunction
 """What gated layers compute of their two halves."""
+
+
+class LayerGates(NamedTuple):
+    """The gates of a layer."""
+
+    experts: Gate
+    dense: Gate
+    """That of the dense feed-forward part, or of shared experts."""
 
 
 NormName = Literal["rms", "layer", "biased_layer", "bare_layer"]
@@ -120,6 +140,8 @@ class TensorNames(msgspec.Struct, frozen=True):
     k_norm: str = "self_attn.k_norm"
     """Those of `own_heads` may have `{}` in place of a head's number: then each head has a tensor of its own."""
     attention_gate: str = "self_attn.gate_proj"
+    sinks: str = "self_attn.sinks"
+    """A tensor with one number for each query head."""
     last_norm: str = "norm"
     """The norm after the last layer."""
     embed: str = "embed_tokens"
@@ -201,7 +223,7 @@ class LinearShape(msgspec.Struct, frozen=True):
 
 
 class QueryScale(msgspec.Struct, frozen=True):
-    """The query at position p is multiplied by `1 + growth·ln(1 + floor(p / period))`.
+    """The query at position p is multiplied by `1 + growth·ln(1 + floor((p + shift) / period))`.
 
     Source: the temperature of attention in Llama 4.
     """
@@ -209,6 +231,9 @@ class QueryScale(msgspec.Struct, frozen=True):
     growth: float
     period: int
     """In tokens."""
+    shift: int = 0
+    with_rotation: bool = True
+    """Whether queries of layers that rotate are multiplied, too."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -216,16 +241,26 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
     layer_windows: list[int | None]
     """Each layer's sliding window: how many tokens a token sees, itself included. None: no window."""
+    windows_are_chunks: bool = False
+    """Whether windows don't slide: a sequence is divided into chunks of so many tokens, which see no other chunk."""
     rotations: list[Rotation | None]
     """How each layer rotates queries and keys. None: it doesn't."""
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["heads", "width", "own_heads"] | None = None
+    qk_norm: Literal["heads", "width", "own_heads", "unit"] | None = None
     """Which norm queries and keys get before the rotation: an RMS norm of each head, or one over all heads together, or
-    a layer norm of each head with weights of its own."""
+    a layer norm of each head with weights of its own, or an RMS norm of each head without weights in layers that rotate
+    (`unit`)."""
     is_rotated_first: bool = False
-    """Whether heads get their norms, `heads` ones, after the rotation instead. Plain torch rotates them then."""
+    """Whether heads get their norms, `heads` or `unit` ones, after the rotation instead. Plain torch rotates them
+    then."""
+    layer_heads: list[LayerHeads] = []
+    """What each layer's attention has of its own. Empty: all layers have the same heads."""
+    value_dim: int | None = None
+    """Number of elements of a value head, at most as many as a key head has. None: as many."""
+    value_scale: float = 1.0
+    """Values are multiplied by it."""
     latent: LatentHeads | None = None
     """The sizes of latent attention, in which `qkv_bias` is that of the first projections. None: heads are ordinary."""
     query_scale: QueryScale | None = None
@@ -237,6 +272,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a layer's feed-forward part gets the hidden states before the result of attention is added. Its norm may
     be that of attention, with the same name."""
     gate: Gate = "silu"
+    layer_gates: list[LayerGates] = []
+    """The gates of each layer. Empty: all are `gate`."""
     is_gated: bool = True
     """Whether the feed-forward part of dense layers has a gate. Otherwise it is `down(activation(up(x)))`, with the
     activation that `gate` names."""
@@ -252,10 +289,12 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Then a score s becomes cap·tanh(s / cap). None: it doesn't."""
     sinks: bool = False
     """Whether each query head has a learned logit that takes part in the softmax and adds nothing."""
-    attention_gate: Literal["query_rows", "elements"] | None = None
-    """By the sigmoid of which gate the result of attention is multiplied. The query projection has the rows of each
-    head's gate after those of the head (`query_rows`), or a projection of its own has them all (`elements`). None: by
-    none."""
+    attention_gate: Literal["query_rows", "elements", "heads"] | None = None
+    """By which gate the result of attention is multiplied. The query projection has the rows of each head's gate after
+    those of the head (`query_rows`), or a projection of its own has a number for each element of the result
+    (`elements`), or for each head (`heads`). None: by none."""
+    attention_gate_by: Literal["sigmoid", "softplus"] = "sigmoid"
+    """What that gate becomes first. The softplus is computed in float32, by plain torch."""
     state_norms: LayerNorms | None = None
     """The names of the norms of layers that keep a state. None: they are those of `names`."""
     state: StateSpec | None = None
@@ -348,6 +387,10 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
         """Whether weights of linear layers are stored in fp8, with scales."""
         return self.quantization is not None and "fp8" in self.quantization.formats
 
+    def gates(self, layer: int) -> LayerGates:
+        """Return the gates of a layer."""
+        return self.layer_gates[layer] if self.layer_gates else LayerGates(self.gate, self.gate)
+
     @property
     def has_head(self) -> bool:
         """Whether the model generates with a head of its own, which isn't the embedding."""
@@ -370,15 +413,15 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
         ]
         return max([self.max_position_embeddings, *stretched])
 
-    @property
-    def query_rows(self) -> int:
-        """Number of rows of the query projection for each head."""
-        return self.head_dim * (2 if self.attention_gate == "query_rows" else 1)
+    @cached_property
+    def attention_by_layer(self) -> Sequence[AttentionHeads | LatentHeads]:
+        """The attention of each layer, or that which a layer of another kind would have. There is one at least."""
+        return attention_by_layer(self)
 
-    @property
-    def attention(self) -> AttentionHeads | LatentHeads:
-        """The attention of all layers that have it."""
-        return attention_of(self)
+    @cached_property
+    def attentions(self) -> list[AttentionHeads | LatentHeads]:
+        """The attention of some layer, each one once. Several where layers have different heads."""
+        return attentions_of(self)
 
     def norms(self, layer: int) -> LayerNorms:
         """Return the names of a layer's norms."""
@@ -451,17 +494,19 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
             self._check_planned(tp_size, self.tensor_parallel_sizes)
             return
         sizes = self._split_sizes(expert_parallel)
-        for name, size in sizes.items():
+        for name, size in sizes:
             if size % tp_size:
                 raise InvalidConfig(
                     f"tensor_parallel_size={tp_size} doesn't divide the model's {name}={size}: "
                     f"choose one of {self._tensor_parallel_sizes(sizes)}"
                 )
-        if self.num_kv_heads % tp_size and tp_size % self.num_kv_heads:
-            raise InvalidConfig(
-                f"tensor_parallel_size={tp_size} neither divides the model's num_key_value_heads={self.num_kv_heads} "
-                f"nor is a multiple of it: choose one of {self._tensor_parallel_sizes(sizes)}"
-            )
+        for kind in self.mixer_kinds:
+            for name, size in kind.shared_sizes(self).items():
+                if not _can_share(size, tp_size):
+                    raise InvalidConfig(
+                        f"tensor_parallel_size={tp_size} neither divides the model's {name}={size} nor is a multiple "
+                        f"of it: choose one of {self._tensor_parallel_sizes(sizes)}"
+                    )
 
     def _check_planned(self, tp_size: int, possible: list[int]) -> None:
         if tp_size not in possible:
@@ -475,19 +520,26 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
                 f"{why}"
             )
 
-    def _split_sizes(self, expert_parallel: bool) -> dict[str, int]:
-        """Return the sizes that tensor-parallel ranks split, by the sizes' names in config.json."""
-        sizes = {"num_attention_heads": self.num_heads} if self.attention in self.mixer_kinds else {}
+    def _split_sizes(self, expert_parallel: bool) -> list[tuple[str, int]]:
+        """Return the sizes that tensor-parallel ranks split, with their names in config.json."""
+        attends = any(each in self.mixer_kinds for each in self.attentions)
+        sizes = [("num_attention_heads", self.num_heads)] if attends else []
         for kind in self.mixer_kinds:
-            sizes |= kind.split_sizes
+            sizes += kind.split_sizes.items()
         for kind in self.feed_forward_kinds:
-            sizes |= kind.split_sizes(self, expert_parallel=expert_parallel)
+            sizes += kind.split_sizes(self, expert_parallel=expert_parallel).items()
         return sizes
 
-    def _tensor_parallel_sizes(self, sizes: dict[str, int]) -> list[int]:
-        shared = math.gcd(*sizes.values())
+    def _tensor_parallel_sizes(self, sizes: list[tuple[str, int]]) -> list[int]:
+        divisor = math.gcd(*(size for _, size in sizes))
+        shared = [each for kind in self.mixer_kinds for each in kind.shared_sizes(self).values()]
         return [
             size
-            for size in range(1, shared + 1)
-            if shared % size == 0 and (self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0)
+            for size in range(1, divisor + 1)
+            if divisor % size == 0 and all(_can_share(each, size) for each in shared)
         ]
+
+
+def _can_share(num_parts: int, num_ranks: int) -> bool:
+    """Whether ranks can have equally many of the parts each, or each part equally many of the ranks."""
+    return num_parts % num_ranks == 0 or num_ranks % num_parts == 0

@@ -101,7 +101,8 @@ def _token_bytes(
     hidden, rows = 4 * spec.hidden_size, 0
     if not is_native:
         hidden, mixed = (3 + wide) * spec.hidden_size, wide * mixed
-        rows = 4 * spec.kv_heads_per_rank(tp_size) * INT64_BYTES
+        num_kv_heads = max(each.heads(spec, tp_size).num_kv_heads for each in spec.attentions)
+        rows = 4 * num_kv_heads * INT64_BYTES
     sizes = mixed * dtype.itemsize, tp_size, dtype.itemsize, limits.num_expert_engines
     parts = [kind.token_bytes(spec, *sizes, is_native=is_native) for kind in spec.feed_forward_kinds]
     return hidden * dtype.itemsize + rows + max(parts, default=0)

@@ -5,6 +5,7 @@ this process can use.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -22,9 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 def choose_attention_backend(
-    asked: str, device: torch.device, heads: HeadShape, block_size: int, dtype: torch.dtype
+    asked: str, device: torch.device, shapes: Sequence[HeadShape], block_size: int, dtype: torch.dtype
 ) -> Backend:
     """Return the backend that was asked for. `auto` is the fastest one that can be used here.
+
+    `shapes`: of all layers, each one once.
 
     Raises:
         InvalidConfig: the backend can't be used on this device, or with these sizes.
@@ -37,7 +40,8 @@ def choose_attention_backend(
             f"attention_backend={asked!r} isn't for device={device.type!r}: use {fastest!r}, 'torch' or 'auto'"
         )
     no_kernels = _why_no_kernels(device)
-    reason = no_kernels or _why_not_these_sizes(device, heads, block_size, dtype)
+    of_sizes = (_why_not_these_sizes(device, heads, block_size, dtype) for heads in shapes)
+    reason = no_kernels or next(filter(None, of_sizes), None)
     if reason is None:
         return fastest
     if asked == fastest:
@@ -110,7 +114,7 @@ def choose_cache_dtype(
 def _why_no_share(backend: Backend, spec: ModelSpec) -> str | None:
     """Return why these kernels can't attend to a share of the keys. None: they can."""
     if backend == "triton":
-        has_latents = spec.attention.heads(spec, 1).latent_rank is not None
+        has_latents = any(each.heads(spec, 1).latent_rank is not None for each in spec.attentions)
         return "with context parallelism, the GPU kernels know no latents" if has_latents else None
     if backend == "torch" or spec.vision is None:
         return None

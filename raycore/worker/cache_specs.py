@@ -11,12 +11,12 @@ from raycore.worker.states import row_bytes
 def layer_cache_specs(setup: WorkerSetup, layers: range) -> tuple[LayerCacheSpec, ...]:
     """Return what each of these layers of the model keeps on this worker, if it computes it."""
     spec = setup.config.model.spec
-    heads = spec.attention.heads(spec, setup.rank.tp_size)
-    num_bytes = bytes_per_block(heads, 1, setup.config.cache.block_size, setup.backend.cache_dtype)
+    block_size, dtype = setup.config.cache.block_size, setup.backend.cache_dtype
 
     def of_layer(layer: int) -> LayerCacheSpec:
         kind, window = spec.mixers[layer].cached(spec, layer)
-        return LayerCacheSpec(kind, 0 if kind == "none" else num_bytes, window)
+        heads = spec.attention_by_layer[layer].heads(spec, setup.rank.tp_size)
+        return LayerCacheSpec(kind, 0 if kind == "none" else bytes_per_block(heads, 1, block_size, dtype), window)
 
     return tuple(map(of_layer, layers))
 

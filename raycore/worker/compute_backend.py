@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 
 from raycore.attention.batch_invariant import BatchInvariantAttention
+from raycore.attention.chunked import ChunkedAttention
 from raycore.attention.context_share import ContextShare
 from raycore.attention.divided import DividedAttention, PartialAttention
 from raycore.attention.gather import GatherAttention
@@ -27,7 +29,7 @@ from raycore.kernels import Backend
 from raycore.kernels.gates import has_kernels
 from raycore.layers.native_operations import NativeOperations
 from raycore.layers.operations import Operations
-from raycore.models.spec import ModelSpec
+from raycore.models.spec import Gate, ModelSpec
 from raycore.parallel.context_parallel import ContextParallel
 from raycore.sampling.kernels import SamplingKernels
 from raycore.sampling.native import NativeSampling
@@ -78,9 +80,11 @@ class ComputeBackend:
     def parts_by_torch(self, spec: ModelSpec) -> list[str]:
         """Return the parts of a model that plain torch computes because the other kernels don't know them."""
         foreign = ["layers of transformers' code"] if spec.implementation == "transformers" else []
+        gates: list[Gate] = [spec.gate, *chain.from_iterable(spec.layer_gates)]
+        without_kernels = list(dict.fromkeys(gate for gate in gates if not has_kernels(gate)))
         by_torch = {
             "attention": self.attention_by == "torch",
-            f"gates ({spec.gate})": not has_kernels(spec.gate),
+            **{f"gates ({gate})": True for gate in without_kernels},
             "norms over all heads": spec.qk_norm == "width",
             "layer norms of heads": spec.qk_norm == "own_heads",
             "layer norms": self.operations_by == "triton" and spec.norm != "rms",
@@ -92,7 +96,7 @@ class ComputeBackend:
                 if kind.keeps_state
             ),
             # the kernel of experts routes, too
-            "routers": self.operations_by == "triton" and spec.has_experts and not has_kernels(spec.gate),
+            "routers": self.operations_by == "triton" and spec.has_experts and bool(without_kernels),
         }
         by_torch |= {kind.by_torch: True for kind in spec.part_kinds if kind.by_torch}
         known = [] if self.operations_by == "torch" else [part for part, is_so in by_torch.items() if is_so]
@@ -111,6 +115,7 @@ class ComputeBackend:
         max_num_seqs: int,
         max_rows: int,
         groups: Sequence[Sequence[int]] | None = None,
+        blocks_in_pages: Sequence[int] | None = None,
         context: ContextParallel | None = None,
     ) -> Attention:
         """Return attention to the cache `kv`.
@@ -119,8 +124,8 @@ class ComputeBackend:
             max_model_len: maximum number of tokens of a sequence.
             max_num_seqs: maximum number of sequences in a step.
             max_rows: the largest number of decodes in a step, padding included.
-            groups: the layers of each group of the cache. The k-th layers of all groups share the cache's k-th layer.
-                None: there is one group, with all layers.
+            groups: the layers of each group of the cache. None: there is one group, with all layers.
+            blocks_in_pages: by layer: see `LayerPlace`. None: always one.
             context: the workers that have other tokens' keys and values. None: this one has those of all tokens.
         """
         if isinstance(kv, LatentTensors):
@@ -130,7 +135,13 @@ class ComputeBackend:
                 make = self._plain_maker(kv, max_model_len, max_num_seqs, max_rows)
             else:
                 make = self._divided_maker(kv, max_model_len, max_num_seqs, max_rows, context)
-            attention = make(spec, kv) if groups is None or len(groups) == 1 else _grouped(make, spec, kv, groups)
+            in_pages = [1] * len(spec.windows) if blocks_in_pages is None else blocks_in_pages
+            is_alike = set(in_pages) == {1} and not any(spec.chunks or [])
+            if (groups is None or len(groups) == 1) and is_alike:
+                attention = make(spec, kv)
+            else:
+                tokens_per_block = kv.block_size * (1 if context is None else context.size)
+                attention = _grouped(make, spec, kv, groups or [range(len(in_pages))], in_pages, tokens_per_block)
         return (
             PreparedAttention(attention, spec, batch_invariant=self.batch_invariant) if spec.is_prepared else attention
         )
@@ -196,12 +207,23 @@ class ComputeBackend:
 
 
 def _grouped(
-    make: _MakeAttention, spec: AttentionSpec, kv: KVTensors, groups: Sequence[Sequence[int]]
+    make: _MakeAttention,
+    spec: AttentionSpec,
+    kv: KVTensors,
+    groups: Sequence[Sequence[int]],
+    blocks_in_pages: Sequence[int],
+    tokens_per_block: int,
 ) -> GroupedAttention:
     """Return attention of several groups of layers, each of which `make` makes."""
     places = dict[int, LayerPlace]()
-    for group, layers in enumerate(groups):
-        if layers:
-            own = make(spec.of_layers(layers), kv.first_layers(len(layers)))
-            places |= {layer: LayerPlace(own, index, group) for index, layer in enumerate(layers)}
+    for group, of_group in enumerate(groups):
+        chunks = [None] * len(spec.windows) if spec.chunks is None else spec.chunks
+        alike: dict[tuple[int, int | None], list[int]] = {}
+        for layer in of_group:
+            alike.setdefault((blocks_in_pages[layer], chunks[layer]), []).append(layer)
+        for (in_page, chunk), layers in alike.items():
+            own = make(spec.of_layers(layers), kv.of_layers(layers))
+            if chunk is not None:
+                own = ChunkedAttention(own, chunk, tokens_per_block)
+            places |= {layer: LayerPlace(own, index, group, in_page) for index, layer in enumerate(layers)}
     return GroupedAttention(places)

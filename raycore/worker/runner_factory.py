@@ -10,9 +10,9 @@ from torch import Tensor
 from raycore.attention.divided import GatheredRowsAttention
 from raycore.attention.grouped import GroupedAttention, LayerPlace
 from raycore.attention.native import NativeAttention
-from raycore.attention.paged_cache import make_cache
-from raycore.attention.spec import Attention, AttentionSpec, NoAttention
-from raycore.cache_layout import KVCacheConfig
+from raycore.attention.paged_cache import CachePages
+from raycore.attention.spec import Attention, AttentionSpec, NoAttention, WeightCopies
+from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config.logits_processors import processor_classes
 from raycore.decoder.network import FollowsPlans
 from raycore.errors import InvalidConfig
@@ -35,6 +35,7 @@ from raycore.state.state_layers import StateLayers
 from raycore.step.batch import SlotBatch
 from raycore.step.device_batch import DeviceBatch
 from raycore.step.features import SlotFeatures
+from raycore.worker.cache_specs import layer_cache_specs
 from raycore.worker.core import WorkerCore
 from raycore.worker.groups import WorkerGroups
 from raycore.worker.kept_forms import embeddings_of
@@ -243,39 +244,57 @@ def _plain_attention(
 
     `states`: the memory of its other layers.
     """
-    setup, model, groups = core.setup, core.model, core.groups
-    scheduler, first = setup.config.scheduler, setup.stage.layers.start
-    layer_groups = [[layers.index(layer) for layer in group.layers if layer in layers] for group in cache.layout.groups]
-    spec = AttentionSpec.of(
-        setup.config.model.spec,
-        setup.rank.tp_size,
-        [model.network.constants[layer - first] for layer in layers],
-        scheduler.max_model_len,
-        setup.dtype,
-        setup.device,
-        layers,
-    )
-    model.copies = spec.copies
-    kv = make_cache(
-        spec.heads,
-        max(len(group) for group in layer_groups),
+    setup, stage = core.setup, core.setup.stage.layers
+    spec = setup.config.model.spec
+    pages = CachePages(
+        cache.layout.pages(WorkerCacheSpec(layer_cache_specs(setup, stage), stage.start)),
         cache.num_blocks,
         setup.config.cache.block_size,
         setup.backend.cache_dtype,
         setup.device,
     )
-    attention = setup.backend.attention(
+    core.model.copies = WeightCopies()
+    kinds: dict[int, list[int]] = {}
+    for layer in layers:
+        kinds.setdefault(id(spec.attention_by_layer[layer]), []).append(layer)
+    places: dict[int, LayerPlace] = {}
+    for own in kinds.values():
+        alike = _alike_attention(core, own, cache, max_rows, pages)
+        places |= {layer: LayerPlace(alike, index) for index, layer in enumerate(own)}
+    attention = places[layers[0]].attention
+    if len(kinds) > 1:
+        attention = GroupedAttention({index: places[layer] for index, layer in enumerate(layers)})
+    for around_attention in core.hooks.around_attention:
+        attention = around_attention(attention, pages.blocks, cache.num_blocks, states)
+    return attention
+
+
+def _alike_attention(
+    core: WorkerCore, layers: list[int], cache: KVCacheConfig, max_rows: int, pages: CachePages
+) -> Attention:
+    """Return attention of these layers of the model, which have the same heads."""
+    setup, model, groups = core.setup, core.model, core.groups
+    scheduler, indexes = setup.config.scheduler, [layer - setup.stage.layers.start for layer in layers]
+    spec = AttentionSpec.of(
+        setup.config.model.spec,
+        setup.rank.tp_size,
+        [model.network.constants[index] for index in indexes],
+        scheduler.max_model_len,
+        setup.dtype,
+        setup.device,
+        layers,
+        model.copies,
+    )
+    return setup.backend.attention(
         spec,
-        kv,
+        pages.of_layers(spec.heads, indexes),
         max_model_len=scheduler.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
         max_rows=max_rows,
-        groups=layer_groups,
+        groups=[[layers.index(layer) for layer in group.layers if layer in layers] for group in cache.layout.groups],
+        blocks_in_pages=[pages.blocks_in_page(spec.heads, index) for index in indexes],
         context=groups.context,
     )
-    for around_attention in core.hooks.around_attention:
-        attention = around_attention(attention, kv.blocks, cache.num_blocks, states)
-    return attention
 
 
 def _adapted_rows(core: WorkerCore, batch: DeviceBatch, rows: StepRows) -> list[RunnerPart]:

@@ -143,14 +143,14 @@ def set_up(config: EngineConfig, rank: WorkerRank) -> WorkerSetup:
     device, max_threads = _choose_device(config, rank)
     dtype = _choose_dtype(config, device)
     model, cache, spec = config.model, config.cache, config.model.spec
-    heads = spec.attention.heads(spec, rank.tp_size)
+    shapes = [each.heads(spec, rank.tp_size) for each in spec.attentions]
     # a worker attends for all that have other tokens' keys of the same heads
-    attending = replace(heads, num_heads=heads.num_heads * rank.dcp_size)
+    attending = [replace(heads, num_heads=heads.num_heads * rank.dcp_size) for heads in shapes]
     operations = choose_operations_backend(model.attention_backend, device)
     attention = choose_attention_backend(model.attention_backend, device, attending, cache.block_size, dtype)
     if config.parallel.context_parallel_size > 1:
         attention = choose_divided_backend(attention, model.attention_backend, spec)
-    cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype, heads)
+    cache_dtype = choose_cache_dtype(cache.kv_cache_dtype, attention, device, dtype, shapes[0])
     vision = model.spec.vision
     if model.batch_invariant and attention != "native" and vision is not None and vision.is_bidirectional:
         raise InvalidConfig(

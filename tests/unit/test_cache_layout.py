@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from raycore.cache_layout import (
     MAX_GROUPS,
     CacheLayout,
     CacheLimits,
+    CachePage,
     LayerCacheSpec,
     WorkerCacheSpec,
     divide_layers,
@@ -139,6 +141,40 @@ def test_a_page_holds_the_largest_layer_that_uses_it() -> None:
     layout = layout_of("WLWL")
     assert [group.layers for group in layout.groups] == [(1, 3), (0, 2)]
     assert layout.block_bytes(WorkerCacheSpec(tuple(layers_of("WLWL")))) == 2 * SIZE
+
+
+def with_bytes(layers: list[LayerCacheSpec], *sizes: int) -> list[LayerCacheSpec]:
+    return [msgspec.structs.replace(each, block_bytes=size) for each, size in zip(layers, sizes, strict=True)]
+
+
+def test_a_layer_that_does_not_divide_a_page_has_its_own() -> None:
+    layers = with_bytes(layers_of("WFWFW"), SIZE, SIZE, SIZE, SIZE, 7)
+    layout = divide_layers(layers, CacheLimits(16, 32768, 2048))
+    assert [group.layers for group in layout.groups] == [(1, 3), (0, 2, 4)]
+    first, second, own = CachePage(SIZE, 0), CachePage(SIZE, 1), CachePage(7, 0)
+    assert layout.pages(WorkerCacheSpec(tuple(layers))) == {0: first, 1: first, 2: second, 3: second, 4: own}
+    # on a stage, layer 4 is beside layer 3
+    stage = WorkerCacheSpec(tuple(layers[3:]), 3, draft_bytes=5)
+    assert layout.pages(stage) == {0: CachePage(SIZE, 0), 1: own}
+    assert layout.block_bytes(stage) == SIZE + 7 + 5
+
+
+def test_large_layers_of_all_groups_share_pages() -> None:
+    # the second layer of group 0 is the largest one
+    layers = with_bytes(layers_of("FWFW"), SIZE, 2 * SIZE, 2 * SIZE, SIZE)
+    layout = divide_layers(layers, CacheLimits(16, 32768, 2048))
+    assert [group.layers for group in layout.groups] == [(0, 2), (1, 3)]
+    small, large = CachePage(SIZE, 0), CachePage(2 * SIZE, 0)
+    assert layout.pages(WorkerCacheSpec(tuple(layers))) == {0: small, 1: large, 2: large, 3: small}
+
+
+def test_groups_of_layers_whose_windows_keep_more_save_memory() -> None:
+    """MiMo-V2-Flash: layers with windows have twice as many key-value heads."""
+    layers = layers_of("FWWWW" + "FWWWWW" * 7 + "F", window=129)
+    layers = [msgspec.structs.replace(each, block_bytes=(2 if each.window else 1) * SIZE) for each in layers]
+    layout = divide_layers(layers, CacheLimits(16, 32768, 2048))
+    assert shape(layout) == [("full", 9), *[("window", 8)] * 4, ("window", 7)]
+    assert layout.block_bytes(WorkerCacheSpec(tuple(layers))) == (8 * 2 + 1) * SIZE
 
 
 def test_the_models_layers_are_those_of_all_stages_and_the_largest_of_all_workers() -> None:

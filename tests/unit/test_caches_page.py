@@ -95,6 +95,8 @@ NOT_CACHES = {
     """,
     "constants": """
         decoder.network.NO_TAPS
+        models.spec.ModelSpec.attention_by_layer
+        models.spec.ModelSpec.attentions
         models.spec.ModelSpec.feed_forward_kinds
         models.spec.ModelSpec.feed_forwards
         models.spec.ModelSpec.mixer_kinds

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["AttentionHeads"]
+__all__ = ["AttentionHeads", "ChunkedHeads", "DifferingCaches", "DifferingHeads", "LayerHeads", "heads_of"]
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from raycore.models.layer_part import ROWS, PartTensor
+import msgspec
+
+from raycore.models.layer_part import ROWS, PartTensor, Refusable
 from raycore.models.linears import FusedLinear
 from raycore.models.mixers.spec import NOTHING_CACHED, Cached, Copies, HeadShape, MixerSpec
 from raycore.models.rows import Rows, divided, stored_together, whole
@@ -14,24 +17,66 @@ from raycore.models.rows import Rows, divided, stored_together, whole
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec
 
-_SINKS = "self_attn.sinks"
-"""A tensor with one number for each query head."""
+_WHY = "has layers whose heads differ"
+
+
+class LayerHeads(msgspec.Struct, frozen=True, kw_only=True):
+    """What the attention of a layer has of its own. None: what the model has."""
+
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    value_dim: int | None = None
+    sinks: bool | None = None
+    heads_key: str = "num_attention_heads"
+    """How `num_heads` follows from config.json."""
+    kv_heads_key: str = "num_key_value_heads"
+    """How `num_kv_heads` follows from config.json."""
 
 
 class AttentionHeads(MixerSpec, frozen=True):
-    """Attention of heads. `ModelSpec` has its sizes."""
+    """Attention of heads. Sizes are those of the whole model."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    """Number of elements of a query head, or a key head."""
+    value_dim: int
+    """Number of elements of a value head, at most `head_dim`. The cache has zeros after them."""
+    sinks: bool
+    """See `Parts.sinks`."""
+    heads_key: str = "num_attention_heads"
+    kv_heads_key: str = "num_key_value_heads"
 
     computed_by: ClassVar[str] = "raycore.decoder.attention_mixer.AttentionMixer"
     weights_class: ClassVar[str] = "raycore.weights.attention_weights.AttentionWeights"
     described: ClassVar[str] = "has attention"
     memory: ClassVar[str] = "raycore.attention.memory.AttentionMemory"
 
+    def renamed(self, model: ModelSpec) -> Mapping[str, str]:
+        return {"self_attn.g_proj": model.names.attention_gate} if model.attention_gate == "heads" else {}
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        return {self.heads_key: self.num_heads}
+
+    def shared_sizes(self, model: ModelSpec) -> dict[str, int]:
+        return {self.kv_heads_key: self.num_kv_heads}
+
+    @property
+    def rope_dim(self) -> int:
+        """Number of elements of a head of which a rotation may turn some."""
+        return self.head_dim
+
+    def query_rows(self, model: ModelSpec) -> int:
+        """Return the number of rows of the query projection for each head."""
+        return self.head_dim * (2 if model.attention_gate == "query_rows" else 1)
+
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
     ) -> tuple[FusedLinear, ...]:
-        qkv, heads, names = self._qkv(model, tp_rank, tp_size), self._heads(model, tp_rank, tp_size), model.names
-        read = whole("", num_inputs or model.hidden_size)
-        gate = FusedLinear("gate_XD", (heads._replace(name=names.attention_gate),), read, adapted="attention_gate")
+        qkv, names = self._qkv(model, tp_rank, tp_size), model.names
+        read, values = whole("", num_inputs or model.hidden_size), self._results(tp_rank, tp_size)
         return (
             FusedLinear(
                 "qkv_OD",
@@ -41,11 +86,11 @@ class AttentionHeads(MixerSpec, frozen=True):
                 biased=frozenset(part.name for part in qkv if model.qkv_bias),
                 adapted="qkv",
             ),
-            *([gate] if model.attention_gate == "elements" else []),
+            *self._gate(model, read, tp_rank, tp_size),
             FusedLinear(
                 "o_DO",
                 (whole(names.o, model.hidden_size),),
-                heads,
+                values,
                 bias_field="o_bias",
                 biased=frozenset([names.o] if model.o_bias else []),
                 reads_divided=True,
@@ -55,34 +100,38 @@ class AttentionHeads(MixerSpec, frozen=True):
 
     def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
         found = self._norms(model, tp_rank, tp_size)
-        if model.sinks:
-            found.append(PartTensor("sinks_N", (divided(_SINKS, model.num_heads, tp_rank, tp_size),)))
+        if self.sinks:
+            found.append(PartTensor("sinks_N", (divided(model.names.sinks, self.num_heads, tp_rank, tp_size),)))
         return tuple(found)
 
     def _norms(self, model: ModelSpec, tp_rank: int, tp_size: int) -> list[PartTensor]:
-        q, k, head_dim = f"{model.names.q_norm}.weight", f"{model.names.k_norm}.weight", model.head_dim
-        if model.qk_norm is None:
+        q, k, head_dim = f"{model.names.q_norm}.weight", f"{model.names.k_norm}.weight", self.head_dim
+        if model.qk_norm in (None, "unit"):
             return []
         if model.qk_norm == "own_heads":
-            q_heads = divided(q, model.num_heads, tp_rank, tp_size)
-            k_heads = self._key_heads(model, k, tp_rank, tp_size)
+            q_heads, k_heads = divided(q, self.num_heads, tp_rank, tp_size), self._keys(k, 1, tp_rank, tp_size)
             return [_of_heads("q_norm_H", q_heads, head_dim), _of_heads("k_norm_H", k_heads, head_dim)]
         q_norm, k_norm = whole(q, head_dim), whole(k, head_dim)
         if model.qk_norm == "width":
-            q_norm = self._heads(model, tp_rank, tp_size)._replace(name=q)
-            k_norm = self._keys(model, k, tp_rank, tp_size)
+            q_norm = divided(q, self.num_heads * head_dim, tp_rank, tp_size)
+            k_norm = self._keys(k, head_dim, tp_rank, tp_size)
         return [PartTensor("q_norm_H", (q_norm,)), PartTensor("k_norm_H", (k_norm,))]
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:
         heads = self.heads(model, tp_size)
+        keys_and_values = heads.num_kv_heads * (self.head_dim + self.value_dim)
         return {
-            "query dimensions": heads.num_heads * model.head_dim,
-            "query, key and value dimensions": (heads.num_heads + 2 * heads.num_kv_heads) * model.head_dim,
+            "query dimensions": heads.num_heads * self.value_dim,
+            "query, key and value dimensions": heads.num_heads * self.head_dim + keys_and_values,
         }
 
     def heads(self, model: ModelSpec, tp_size: int) -> HeadShape:
         """Return the heads of one of `tp_size` ranks."""
-        return HeadShape(model.num_heads // tp_size, model.kv_heads_per_rank(tp_size), model.head_dim)
+        return HeadShape(self.num_heads // tp_size, max(1, self.num_kv_heads // tp_size), self.head_dim)
+
+    def is_cached_as_it_is(self, model: ModelSpec) -> bool:
+        """Whether the cache has values as the projection makes them: as wide as keys, and not multiplied."""
+        return self.value_dim == self.head_dim and model.value_scale == 1.0
 
     def head_norm_eps(self, model: ModelSpec) -> float:
         """Return what the norms of heads add to the mean square."""
@@ -90,7 +139,7 @@ class AttentionHeads(MixerSpec, frozen=True):
 
     def copies(self, model: ModelSpec, tp_size: int) -> Copies:
         """Return how many of `tp_size` ranks have the same key-value heads."""
-        num, why = max(1, tp_size // model.num_kv_heads), f" and num_key_value_heads={model.num_kv_heads}"
+        num, why = max(1, tp_size // self.num_kv_heads), f" and {self.kv_heads_key}={self.num_kv_heads}"
         return Copies(num, "key-value heads", "more workers than key-value heads", why)
 
     def cached(self, model: ModelSpec, layer: int) -> Cached:
@@ -100,29 +149,36 @@ class AttentionHeads(MixerSpec, frozen=True):
         return Cached("full" if window is None else "window", window)
 
     def cached_numbers(self, model: ModelSpec, tp_size: int) -> int:
-        return 2 * model.kv_heads_per_rank(tp_size) * model.head_dim
+        heads = self.heads(model, tp_size)
+        return 2 * heads.num_kv_heads * heads.head_dim
 
     def _qkv(self, model: ModelSpec, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:
         names = model.names
         return stored_together(
             names.qkv,
-            divided(names.q, model.num_heads * model.query_rows, tp_rank, tp_size),
-            self._keys(model, names.k, tp_rank, tp_size),
-            self._keys(model, names.v, tp_rank, tp_size),
+            divided(names.q, self.num_heads * self.query_rows(model), tp_rank, tp_size),
+            self._keys(names.k, self.head_dim, tp_rank, tp_size),
+            self._keys(names.v, self.value_dim, tp_rank, tp_size),
         )
 
-    def _keys(self, model: ModelSpec, name: str, tp_rank: int, tp_size: int) -> Rows:
-        total, start, num = self._key_heads(model, name, tp_rank, tp_size)[1:4]
-        return Rows(name, total * model.head_dim, start * model.head_dim, num * model.head_dim)
+    def _gate(self, model: ModelSpec, read: Rows, tp_rank: int, tp_size: int) -> list[FusedLinear]:
+        """Return the projection of the gates, if they have one of their own."""
+        if model.attention_gate not in ("elements", "heads"):
+            return []
+        by_head = model.attention_gate == "heads"
+        num = self.num_heads * (1 if by_head else self.value_dim)
+        rows = divided(model.names.attention_gate, num, tp_rank, tp_size)
+        return [FusedLinear("gate_XD", (rows,), read, adapted="attention_gate", is_plain=by_head)]
 
-    def _key_heads(self, model: ModelSpec, name: str, tp_rank: int, tp_size: int) -> Rows:
-        """Return a tensor that has a row for each key-value head."""
+    def _keys(self, name: str, size: int, tp_rank: int, tp_size: int) -> Rows:
+        """Return the rows of heads with `size` rows each."""
         # with more ranks than key-value heads, neighboring ranks hold the same head
-        return Rows(name, model.num_kv_heads, tp_rank * model.num_kv_heads // tp_size, model.kv_heads_per_rank(tp_size))
+        start, num = tp_rank * self.num_kv_heads // tp_size, max(1, self.num_kv_heads // tp_size)
+        return Rows(name, self.num_kv_heads * size, start * size, num * size)
 
-    def _heads(self, model: ModelSpec, tp_rank: int, tp_size: int) -> Rows:
-        """Return the outputs of attention, of which the query projection may have more: see `attention_gate`."""
-        return divided("", model.num_heads * model.head_dim, tp_rank, tp_size)
+    def _results(self, tp_rank: int, tp_size: int) -> Rows:
+        """Return the results of attention, which the output projection reads."""
+        return divided("", self.num_heads * self.value_dim, tp_rank, tp_size)
 
 
 def _of_heads(field: str, heads: Rows, head_dim: int) -> PartTensor:
@@ -131,3 +187,50 @@ def _of_heads(field: str, heads: Rows, head_dim: int) -> PartTensor:
         return PartTensor(field, (heads,), (ROWS, head_dim))
     own = range(heads.start, heads.start + heads.num)
     return PartTensor(field, tuple(whole(heads.name.format(head), head_dim) for head in own))
+
+
+class ChunkedHeads(AttentionHeads, frozen=True):
+    """That of a model whose windows are chunks: see `Parts.windows_are_chunks`."""
+
+    # each step has other chunks
+    refused: ClassVar[Mapping[Refusable, str]] = dict.fromkeys(
+        ("draft_model", "graphs", "roofline"), "has layers whose attention is within chunks"
+    )
+
+
+class DifferingHeads(AttentionHeads, frozen=True):
+    """That of some layers of a model in which others have other heads."""
+
+    refused: ClassVar[Mapping[Refusable, str]] = {"draft_model": _WHY, "roofline": _WHY}
+
+
+class DifferingCaches(DifferingHeads, frozen=True):
+    """The same, where layers keep different keys and values."""
+
+    # blocks of layers that keep less have other ids, which are made anew in every step
+    refused: ClassVar[Mapping[Refusable, str]] = {**DifferingHeads.refused, "graphs": _WHY}
+
+
+def heads_of(model: ModelSpec) -> list[AttentionHeads]:
+    """Return attention by layer. Layers with the same heads have the same object."""
+    if not model.layer_heads:
+        kind = ChunkedHeads if model.windows_are_chunks else AttentionHeads
+        return [_heads(model, LayerHeads(), kind)] * max(1, model.num_layers)
+    made = {own: _heads(model, own, DifferingHeads) for own in model.layer_heads}
+    if len({(each.num_kv_heads, each.head_dim) for each in made.values()}) > 1:
+        made = {own: _heads(model, own, DifferingCaches) for own in made}
+    return [made[own] for own in model.layer_heads]
+
+
+def _heads(model: ModelSpec, own: LayerHeads, kind: type[AttentionHeads]) -> AttentionHeads:
+    head_dim = model.head_dim if own.head_dim is None else own.head_dim
+    value_dim = model.value_dim if own.value_dim is None else own.value_dim
+    return kind(
+        num_heads=model.num_heads if own.num_heads is None else own.num_heads,
+        num_kv_heads=model.num_kv_heads if own.num_kv_heads is None else own.num_kv_heads,
+        head_dim=head_dim,
+        value_dim=head_dim if value_dim is None else value_dim,
+        sinks=model.sinks if own.sinks is None else own.sinks,
+        heads_key=own.heads_key,
+        kv_heads_key=own.kv_heads_key,
+    )

@@ -5,11 +5,11 @@ Both read the layer's input, and their results are added. A layer keeps keys and
 
 from __future__ import annotations
 
-__all__ = ["BesideSpec"]
+__all__ = ["BesideSpec", "attention_beside"]
 
 from collections.abc import Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from raycore.models.layer_part import PartTensor
 from raycore.models.linears import FusedLinear
@@ -21,7 +21,6 @@ from raycore.models.mixers.state import StateMixer
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec
 
-ATTENTION = AttentionHeads()
 _OUTPUT = "o_DO"
 """A field that the weights of both mixers have."""
 
@@ -59,19 +58,26 @@ class BesideSpec(StateMixer, frozen=True, tag=True):
             linear._replace(field=f"mamba_{linear.field}") if linear.field == _OUTPUT else linear
             for linear in self.mamba.linears(model, *of_rank)
         )
-        return *ATTENTION.linears(model, *of_rank), *own
+        return *attention_beside(model).linears(model, *of_rank), *own
 
     def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
-        return tuple(chain.from_iterable(each.vectors(model, tp_rank, tp_size) for each in (ATTENTION, self.mamba)))
+        return tuple(
+            chain.from_iterable(each.vectors(model, tp_rank, tp_size) for each in (attention_beside(model), self.mamba))
+        )
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:
-        return ATTENTION.sizes(model, tp_size)
+        return attention_beside(model).sizes(model, tp_size)
 
     def cached(self, model: ModelSpec, layer: int) -> Cached:
-        return ATTENTION.cached(model, layer)
+        return attention_beside(model).cached(model, layer)
 
     def cached_numbers(self, model: ModelSpec, tp_size: int) -> int:
-        return ATTENTION.cached_numbers(model, tp_size)
+        return attention_beside(model).cached_numbers(model, tp_size)
 
     def state(self, tp_size: int) -> tuple[StateTensor, ...]:
         return self.mamba.state(tp_size)
+
+
+def attention_beside(model: ModelSpec) -> AttentionHeads:
+    """Return the attention of such layers, which is the same in all of them."""
+    return cast("AttentionHeads", model.attention_by_layer[0])

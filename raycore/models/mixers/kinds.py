@@ -5,12 +5,13 @@ A new kind of layers that keep a state is named in `StateSpec`. A family gives i
 
 from __future__ import annotations
 
-__all__ = ["REFUSED_ADAPTERS", "StateSpec", "attention_of", "kinds_of", "mixers_of"]
+__all__ = ["REFUSED_ADAPTERS", "StateSpec", "attention_by_layer", "attentions_of", "kinds_of", "mixers_of"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING, get_args
 
-from raycore.models.mixers.attention import AttentionHeads
+from raycore.models.mixers.attention import AttentionHeads, heads_of
 from raycore.models.mixers.beside import BesideSpec
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kda import KdaSpec
@@ -32,24 +33,31 @@ REFUSED_ADAPTERS: Mapping[str, str] = {
 """Parts of the names of tensors that adapters of no model may have, and why."""
 
 
-def attention_of(model: ModelSpec) -> AttentionHeads | LatentHeads:
-    """Return the attention of all layers of the model that have it."""
-    return AttentionHeads() if model.latent is None else model.latent
+def attention_by_layer(model: ModelSpec) -> Sequence[AttentionHeads | LatentHeads]:
+    """Return the attention that each layer of the model would have. For a model without layers, there is one."""
+    return heads_of(model) if model.latent is None else [model.latent] * max(1, model.num_layers)
+
+
+def attentions_of(model: ModelSpec) -> list[AttentionHeads | LatentHeads]:
+    """Return the attention that some layer of the model has, each one once. If none has any: what one would have."""
+    of_layers, state = model.attention_by_layer, model.state
+    has_it = [True] * len(of_layers) if state is None else [not each for each in state.layers]
+    found = list({id(each): each for each in compress(of_layers, has_it)}.values())
+    return found or [of_layers[0]]
 
 
 def kinds_of(model: ModelSpec) -> list[MixerSpec]:
     """Return what mixes tokens in some layer of the model, each one once."""
-    attends = model.state is None or any(mixer.cached_numbers(model, 1) for mixer in mixers_of(model))
-    kinds: list[MixerSpec] = [attention_of(model)] if attends else []
-    kinds += [] if model.state is None else [model.state]
+    attends = model.state is None or any(mixer.cached_numbers(model, 1) for mixer in model.mixers)
+    kinds: list[MixerSpec] = [*(model.attentions if attends else []), *([] if model.state is None else [model.state])]
     return [*kinds, NO_MIXER] if "feed_forward" in model.parts_alone else kinds
 
 
 def mixers_of(model: ModelSpec) -> list[MixerSpec]:
     """Return what mixes tokens, by layer of the model."""
-    attention, state = attention_of(model), model.state
-    mixers = (
-        [attention] * model.num_layers if state is None else [state if each else attention for each in state.layers]
-    )
+    attention, state = model.attention_by_layer[: model.num_layers], model.state
+    mixers: list[MixerSpec] = [*attention]
+    if state is not None:
+        mixers = [state if each else own for each, own in zip(state.layers, attention, strict=True)]
     alone = model.parts_alone or [None] * len(mixers)
     return [NO_MIXER if only == "feed_forward" else mixer for only, mixer in zip(alone, mixers, strict=True)]

@@ -61,6 +61,14 @@ class LatentHeads(MixerSpec, frozen=True):
         return self.plain_dim + self.rotated_dim
 
     @property
+    def rope_dim(self) -> int:
+        """Number of elements of a head of which a rotation may turn some."""
+        return self.rotated_dim
+
+    def shared_sizes(self, model: ModelSpec) -> dict[str, int]:
+        return {"num_key_value_heads": model.num_kv_heads}
+
+    @property
     def width(self) -> int:
         """Number of elements that the cache has of a token: its latent, and the rotated key."""
         return self.rank + self.rotated_dim

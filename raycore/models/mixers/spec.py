@@ -87,6 +87,11 @@ class MixerSpec(LayerPart, frozen=True):
         """The sizes of its own that tensor-parallel ranks split, by their names in config.json."""
         return {}
 
+    def shared_sizes(self, model: ModelSpec) -> dict[str, int]:
+        """Return the sizes that ranks split, or of which several ranks have the same part, by their names in
+        config.json."""
+        return {}
+
     def cached(self, model: ModelSpec, layer: int) -> Cached:
         """Return what the model's layer keeps in blocks."""
         return NOTHING_CACHED

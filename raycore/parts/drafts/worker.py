@@ -216,10 +216,10 @@ class NetworkDrafts(DraftWorker, ABC):
         self._ranks = ranks if drafter.tensor_parallel_size > 1 else TensorParallel()
         self._device = device
         self._dtype = dtype
-        heads = drafter.spec.attention.heads(drafter.spec, self._ranks.size)
+        heads = drafter.spec.attentions[0].heads(drafter.spec, self._ranks.size)
         model, block_size = config.model, config.tokens_per_block
         try:
-            attention = choose_attention_backend(model.attention_backend, device, heads, block_size, dtype)
+            attention = choose_attention_backend(model.attention_backend, device, [heads], block_size, dtype)
             cache_dtype = choose_cache_dtype(config.cache.kv_cache_dtype, attention, device, dtype, heads)
         except InvalidConfig as error:
             raise InvalidConfig(f"the draft model can't be computed: {error}") from error
@@ -229,7 +229,7 @@ class NetworkDrafts(DraftWorker, ABC):
 
     def bytes_per_block(self) -> int:
         spec, block_size = self._drafter.spec, self._limits.block_size
-        heads = spec.attention.heads(spec, self._ranks.size)
+        heads = spec.attentions[0].heads(spec, self._ranks.size)
         return bytes_per_block(heads, spec.num_layers, block_size, self._backend.cache_dtype)
 
     def kept_bytes(self) -> int:

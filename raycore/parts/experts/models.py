@@ -18,6 +18,7 @@ __all__ = [
     "num_chosen",
     "num_experts",
     "sparse_after",
+    "sparse_by_type",
     "sparse_layers",
 ]
 
@@ -51,6 +52,8 @@ class StackedNames(msgspec.Struct, frozen=True):
     gate_up: str = "experts.gate_up_proj"
     """The tensor that has gate and up of all experts, or up alone. That of their biases ends with `_bias`."""
     down: str = "experts.down_proj"
+    up: str | None = None
+    """The tensor that has up of all experts. Then `gate_up` has their gates alone. None: there is one for both."""
 
 
 class ExpertNames(msgspec.Struct, frozen=True):
@@ -66,6 +69,8 @@ class ExpertNames(msgspec.Struct, frozen=True):
     shared: str = "shared_experts"
     """Shared experts, whose projections are `gate_proj`, `up_proj` and `down_proj`. Not read where these have names of
     their own."""
+    shared_is_in_block: bool = True
+    """Whether the names of shared experts begin with `block`, too."""
     shared_gate_up: str | None = None
     """Within the layer: one tensor with the rows of the shared experts' gate, then those of up."""
     shared_down: str | None = None
@@ -155,6 +160,8 @@ class MoeSpec(FeedForwardSpec, frozen=True):
     tokens to it and back. None: it is the hidden size."""
     multiplier: float = 1.0
     """The sum of the results of experts and of shared ones is multiplied by it."""
+    weighs_inputs: bool = False
+    """Whether what an expert reads is multiplied by its weight, instead of its result. Plain torch computes that."""
     is_interleaved: bool = False
     """Whether gate and up alternate in stacked experts. Otherwise, those of the gate come first."""
     is_transposed: bool = False
@@ -203,7 +210,8 @@ class MoeSpec(FeedForwardSpec, frozen=True):
         if self.shared is None:
             return tuple(around)
         size = self.shared.intermediate_size
-        prefix, usual = f"{self.block}{names.shared}.", ExpertNames()  # whatever the projections of experts are called
+        block = self.block if names.shared_is_in_block else ""
+        prefix, usual = f"{block}{names.shared}.", ExpertNames()  # whatever the projections of experts are called
         own = (divided(prefix + name, size, tp_rank, tp_size) for name in (usual.gate, usual.up))
         gate, up = stored_together(names.shared_gate_up, *own)
         down = whole(names.shared_down or prefix + usual.down, model.hidden_size)
@@ -238,8 +246,9 @@ class MoeSpec(FeedForwardSpec, frozen=True):
             ):
                 found |= {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if self.has_bias else {})
             return found
-        num_rows = len(self.gate_and_up) * size
-        for own_name, shape in ((stacked.gate_up, (num_rows, width)), (stacked.down, (width, size))):
+        num_rows = (1 if stacked.up else len(self.gate_and_up)) * size
+        shapes = dict.fromkeys(filter(None, (stacked.gate_up, stacked.up)), (num_rows, width))
+        for own_name, shape in (shapes | {stacked.down: (width, size)}).items():
             name = self.block + own_name
             if self.form == "mxfp4":
                 groups = num, shape[0], shape[1] // MXFP4_GROUP
@@ -377,3 +386,16 @@ def sparse_after(config: JsonFields, key: str) -> list[bool]:
     """Return for each layer whether it has experts: all but the first ones, whose number is at `key`."""
     num_dense = config.int_(key, low=0)
     return [layer >= num_dense for layer in range(config.int_("num_hidden_layers"))]
+
+
+def sparse_by_type(config: JsonFields, num_dense: int) -> list[bool]:
+    """Return for each layer whether `mlp_layer_types` says that it has experts.
+
+    `num_dense`: without types, all layers but so many first ones have experts.
+    """
+    types, num_layers = config.list_("mlp_layer_types"), config.int_("num_hidden_layers")
+    if types is None:
+        return [layer >= num_dense for layer in range(num_layers)]
+    if len(types) != num_layers or any(each not in ("dense", "sparse") for each in types):
+        raise config.error("mlp_layer_types", f"a list of {num_layers} entries (num_hidden_layers), dense or sparse")
+    return [each == "sparse" for each in types]

@@ -196,6 +196,9 @@ class _ExpertLayout:
             of_expert = f"{prefix}experts.{expert}."
             read, down = [of_expert + name for name in moe.gate_and_up], of_expert + names.down
             num_rows, parts = size, [own] * num
+        elif names.stacked.up is not None:
+            read, down = [prefix + names.stacked.gate_up, prefix + names.stacked.up], prefix + names.stacked.down
+            num_rows, parts = size, [own] * num
         else:
             read, down = [prefix + names.stacked.gate_up] * num, prefix + names.stacked.down
             num_rows, parts = num * size, [slice(at * size + rows.start, at * size + rows.stop) for at in range(num)]

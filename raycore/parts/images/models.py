@@ -176,6 +176,7 @@ def without_text(spec: ModelSpec) -> ModelSpec:
         num_layers=0,
         layer_windows=[],
         rotations=[],
+        layer_heads=[],
         max_position_embeddings=spec.max_length,
         latent=None,
         state=None,

@@ -62,7 +62,10 @@ class Side:
         self.batch = DeviceBatch(host, device, is_shared=options.pop("is_shared", True))
         spec = AttentionSpec.of(MODEL, 1, [MixerConstants()] * len(WINDOWS), MAX_LEN, torch.float32, device)
         num_layers = len(WINDOWS) if layout is None else layout.layers_per_group
-        kv = KVTensors(num_layers, num_blocks, MODEL.num_kv_heads, BLOCK_SIZE, MODEL.head_dim, torch.float32, device)
+        sizes = num_layers, num_blocks, MODEL.num_kv_heads, BLOCK_SIZE, MODEL.head_dim
+        # the k-th layers of all groups have the same memory
+        place = {layer: index for group in groups or [range(num_layers)] for index, layer in enumerate(group)}
+        kv = KVTensors(*sizes, torch.float32, device).of_layers([place[layer] for layer in range(len(WINDOWS))])
         made = ComputeBackend("torch", backend, device, cache_dtype=torch.float32, **options)
         self.attention: Attention = made.attention(
             spec, kv, max_model_len=MAX_LEN, max_num_seqs=NUM_SLOTS, max_rows=NUM_SLOTS, groups=groups

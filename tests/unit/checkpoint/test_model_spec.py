@@ -330,7 +330,7 @@ def test_generation_defaults_are_those_of_generation_config(tmp_path: Path) -> N
         ({"partial_rotary_factor": 1.5}, ["partial_rotary_factor=1.5"]),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, ["rope_scaling", "type='dynamic'", "yarn"]),
         ({"rope_parameters": {"rope_type": "longrope"}}, ["rope_parameters", "short_factor is missing", "64"]),
-        ({"rope_parameters": {"rope_type": "proportional"}}, ["rope_type='proportional'", "longrope"]),
+        ({"rope_parameters": {"rope_type": "axial"}}, ["rope_type='axial'", "proportional"]),
         ({"rope_scaling": {"type": "linear"}}, ["rope_scaling", "factor is missing"]),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, ["low_freq_factor is missing"]),
         ({"rope_scaling": "linear"}, ["rope_scaling='linear'", "an object"]),
@@ -574,7 +574,7 @@ def test_layers_of_qwen3_next_keep_states_and_attention_has_gates(tmp_path: Path
         conv_size=4,
         is_interleaved=True,
     )
-    assert (spec.attention_gate, spec.query_rows, spec.norm_offset, spec.qk_norm) == ("query_rows", 512, 1.0, "heads")
+    assert (spec.attention_gate, spec.norm_offset, spec.qk_norm) == ("query_rows", 1.0, "heads")
     assert spec.rotations[3] == Rotation(10000.0, fraction=0.25)
     assert spec.moe is not None
     assert (spec.moe.num_experts, spec.moe.num_experts_per_tok, spec.moe.router.is_normalized) == (512, 10, True)

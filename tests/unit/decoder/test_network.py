@@ -87,7 +87,7 @@ class Computed:
 
 
 def with_cache(network: Network, spec: ModelSpec) -> Computed:
-    heads = spec.attention.heads(spec, 1)
+    heads = spec.attentions[0].heads(spec, 1)
     kv = KVTensors(spec.num_layers, NUM_BLOCKS, heads.num_kv_heads, BLOCK_SIZE, heads.head_dim, torch.float32, CPU)
     return Computed(network, make_attention(spec, network, kv, MAX_MODEL_LEN, 8), spec)  # pyright: ignore
 

@@ -8,7 +8,7 @@ from transformers.activations import ACT2FN
 
 from raycore.errors import InvalidConfig
 from raycore.layers.gate import gate_and_mul
-from raycore.models.spec import ClampedSwiglu, GateFunction
+from raycore.models.spec import ClampedSwiglu, GateFunction, LimitedSilu
 
 GATE_UP_TF = torch.randn(5, 14, generator=torch.Generator().manual_seed(0)) * 3
 
@@ -42,3 +42,13 @@ def test_clamped_swiglu_equals_the_formula() -> None:
     # otherwise, this would show nothing of the clamps
     assert GATE_UP_TF.max() > limit
     assert GATE_UP_TF.min() < -limit
+
+
+def test_a_limited_silu_is_limited_after_the_activation() -> None:
+    limit = 1.5
+    gate_TF, up_TF = GATE_UP_TF.chunk(2, dim=1)
+    activated_TF = torch.nn.functional.silu(gate_TF)
+    found = gate_and_mul(LimitedSilu(limit), GATE_UP_TF.clone())
+    torch.testing.assert_close(found, activated_TF.clamp(max=limit) * up_TF.clamp(-limit, limit))
+    assert activated_TF.max() > limit
+    assert up_TF.min() < -limit

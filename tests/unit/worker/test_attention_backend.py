@@ -26,7 +26,7 @@ HEADS = HeadShape(num_heads=8, num_kv_heads=2, head_dim=64)
 
 
 def choose(asked: str, device: torch.device, heads: HeadShape = HEADS, block_size: int = 16) -> str:
-    return choose_attention_backend(asked, device, heads, block_size, torch.float32)
+    return choose_attention_backend(asked, device, [heads], block_size, torch.float32)
 
 
 def test_a_gpu_gets_the_triton_backend() -> None:
@@ -69,9 +69,9 @@ BIDIRECTIONAL = SimpleNamespace(is_bidirectional=True)
 BY_AXES = [None, SimpleNamespace(sections=(4, 2, 2))]
 
 
-def of_attention(heads: HeadShape) -> SimpleNamespace:
+def of_attention(heads: HeadShape) -> list[SimpleNamespace]:
     """What layers have for attention with these heads."""
-    return SimpleNamespace(heads=lambda spec, tp_size: heads)
+    return [SimpleNamespace(heads=lambda spec, tp_size: heads)]
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def of_attention(heads: HeadShape) -> SimpleNamespace:
     [
         ("native", {}, "native"),
         ("triton", {}, "triton"),
-        ("torch", {"attention": of_attention(LATENTS)}, "torch"),
-        ("native", {"attention": of_attention(LATENTS)}, "native"),
-        ("triton", {"attention": of_attention(LATENTS)}, "torch"),
+        ("torch", {"attentions": of_attention(LATENTS)}, "torch"),
+        ("native", {"attentions": of_attention(LATENTS)}, "native"),
+        ("triton", {"attentions": of_attention(LATENTS)}, "torch"),
         ("native", {"vision": IMAGES}, "native"),
         ("native", {"vision": IMAGES, "rotations": BY_AXES}, "torch"),
         ("native", {"vision": BIDIRECTIONAL}, "torch"),
@@ -89,7 +89,7 @@ def of_attention(heads: HeadShape) -> SimpleNamespace:
     ],
 )
 def test_what_kernels_cannot_do_with_a_share_of_the_keys_goes_to_torch(backend: Any, parts: dict, expected: str):
-    spec: Any = SimpleNamespace(**{"attention": of_attention(HEADS), "vision": None, "rotations": [None]} | parts)
+    spec: Any = SimpleNamespace(**{"attentions": of_attention(HEADS), "vision": None, "rotations": [None]} | parts)
     assert choose_divided_backend(backend, "auto", spec) == expected
     if expected != backend:
         with pytest.raises(InvalidConfig, match=f"attention_backend='{backend}': with context parallelism"):

@@ -10,7 +10,7 @@ import torch
 from configs import SPEC
 
 from raycore.kernels import Backend
-from raycore.models.spec import ClampedSwiglu, GateFunction, QueryScale
+from raycore.models.spec import ClampedSwiglu, GateFunction, LayerGates, LimitedSilu, QueryScale
 from raycore.parts.experts.models import ExpertChoice, MoeSpec
 from raycore.worker.compute_backend import ComputeBackend
 
@@ -34,6 +34,7 @@ CORRECTED = MoeSpec(4, 2, 8, [True] * SPEC.num_layers, ExpertChoice(has_correcti
         ("triton", "triton", {"gate": ClampedSwiglu(1.7, 7.0)}, []),
         ("triton", "triton", {"gate": GateFunction("a.b"), "moe": CORRECTED}, ["gates (a.b)", "routers"]),
         ("native", "native", {"gate": GateFunction("a.b")}, ["gates (a.b)"]),
+        ("native", "native", {"layer_gates": [LayerGates(LimitedSilu(7.0), "silu")]}, ["gates (SiLU with a limit)"]),
         ("torch", "torch", {"qk_norm": "width", "gate": GateFunction("a.b")}, []),
     ],
 )

@@ -89,18 +89,22 @@ class TorchExperts:
             return torch.zeros_like(read_NI, dtype=torch.float32 if self.in_parts else None)
         pairs_P = ids_NK.view(-1).argsort(stable=True)[start : start + num_pairs]
         tokens_P = pairs_P // self._spec.num_experts_per_tok
-        read_PI = read_NI.index_select(0, tokens_P)
+        read_PI, weights_P1 = read_NI.index_select(0, tokens_P), weights_NK.view(-1, 1).index_select(0, pairs_P)
+        if self._spec.weighs_inputs:
+            read_PI.mul_(weights_P1)
         by_expert = [
             self._results(expert, read_TI)
             for expert, read_TI in zip(self._experts, torch.split(read_PI, own_counts), strict=True)
             if len(read_TI)
         ]
-        weights_P1 = weights_NK.view(-1, 1).index_select(0, pairs_P)
         sums = [
-            torch.zeros_like(read_NI).index_add_(0, tokens_P, torch.cat(part).mul_(weights_P1))
+            torch.zeros_like(read_NI).index_add_(0, tokens_P, self._weighed(torch.cat(part), weights_P1))
             for part in zip(*by_expert, strict=True)
         ]
         return sum_in_pairs([each.float() for each in sums]) if self.in_parts else sums[0]
+
+    def _weighed(self, results_PI: Tensor, weights_P1: Tensor) -> Tensor:
+        return results_PI if self._spec.weighs_inputs else results_PI.mul_(weights_P1)
 
     def _results(self, expert: _Expert, read_TI: Tensor) -> list[Tensor]:
         """The result of each part of an expert."""

@@ -36,7 +36,7 @@ class SparseFeedForward(FeedForward):
         dtype = weights.gate_up_EFD.dtype if isinstance(weights.gate_up_EFD, Tensor) else torch.float32
         self._nothing_0D = torch.empty(0, weights.router_ED.shape[1], dtype=dtype, device=operations.device)
         split = ranks.ranks if isinstance(ranks, SplitExperts) else None
-        self.experts = operations.experts(self._spec, weights, spec.gate, split)
+        self.experts = operations.experts(self._spec, weights, spec.gates(place.index).experts, split)
         self._width = self._spec.width(spec)
         self._into = None if weights.into_ID is None else operations.linear(weights.into_ID)
         self._out = None if weights.out_DI is None else operations.linear(weights.out_DI)

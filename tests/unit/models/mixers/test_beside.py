@@ -16,10 +16,11 @@ MODEL = replace(SPEC, state=BESIDE, layer_windows=[7, None])
 
 
 def test_a_layer_keeps_keys_and_values_and_a_state() -> None:
-    assert MODEL.mixers == [BESIDE, AttentionHeads()]
+    assert MODEL.mixers == [BESIDE, *MODEL.attentions]
+    assert isinstance(MODEL.mixers[1], AttentionHeads)
     assert BESIDE.keeps_state
     assert BESIDE.cached(MODEL, 0) == Cached("window", 7)
-    assert BESIDE.cached_numbers(MODEL, 2) == AttentionHeads().cached_numbers(MODEL, 2) > 0
+    assert BESIDE.cached_numbers(MODEL, 2) == MODEL.attentions[0].cached_numbers(MODEL, 2) > 0
     assert BESIDE.state(2) == MAMBA.state(2)
     assert BESIDE.of_rank(2) == MAMBA.of_rank(2)
     assert MODEL.keeps_states
@@ -27,7 +28,7 @@ def test_a_layer_keeps_keys_and_values_and_a_state() -> None:
 
 
 def test_the_tensors_are_those_of_both_and_their_weights_have_fields_of_their_own() -> None:
-    parts = AttentionHeads(), MAMBA
+    parts = MODEL.attentions[0], MAMBA
     assert BESIDE.tensors(MODEL) == parts[0].tensors(MODEL) | parts[1].tensors(MODEL)
     assert BESIDE.num_weights(MODEL) == sum(part.num_weights(MODEL) for part in parts)
     linears = BESIDE.linears(MODEL, 1, 2)
