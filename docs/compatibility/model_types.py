@@ -32,13 +32,14 @@ OTHER_TYPES = (
     OtherType("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
     OtherType("qwen3_vl", "Qwen3VLForConditionalGeneration"),
     OtherType("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
-    OtherType("step3p7", "Step3p7ForConditionalGeneration", "layers with different numbers of query heads"),
+    OtherType("step3p7", "Step3p7ForConditionalGeneration"),
 )
 
 NOTES: Mapping[str, str] = {
     "bailing_hybrid": "only if the gates of experts have no limits",
     "gemma3": "with images",
     "kimi_k25": "the texts",
+    "llama4": "the texts",
     "mistral3": "the texts",
     "nemotron_h": "without the least time (`time_step_min`) that transformers' code has for prompts alone",
     "qwen2_5_vl": "with images",
@@ -46,8 +47,9 @@ NOTES: Mapping[str, str] = {
     "qwen3_5_moe": "the texts",
     "qwen3_vl": "with images",
     "qwen3_vl_moe": "with images",
+    "step3p7": "the texts",
     "gemma4_text": "only if all layers have heads of one size, unlike the models that there are",
-    "laguna": "only if all layers have the same number of heads",
+    "laguna": "without caps of router logits",
     "minimax_m3_vl_text": "only if no layer selects tokens",
 }
 """What holds for some of the models of a type."""
@@ -87,9 +89,6 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     _DRAFTS: ("gemma4_assistant", "gemma4_unified_assistant"),
     _OWN_PARTS: ("axk2", "cohere_compass_text", "dbrx", "dots3_note", "dots3_note_text", "lara_mini"),
     _SELECTED: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
-    "convolutions and gates that differ from LFM2's": ("lfm3",),
-    "layers whose attention has different numbers and sizes of heads": ("mimo_v2_flash",),
-    "attention within chunks": ("llama4", "llama4_text"),
     "layers that share keys and values, and embeddings of each layer": (
         *("gemma3n", "gemma3n_text", "gemma4", "gemma4_unified"),
     ),

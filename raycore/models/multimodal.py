@@ -15,6 +15,7 @@ from raycore.json_fields import JsonFields
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
 from raycore.models.family import Family, check_known
 from raycore.models.gemma3 import GEMMA3
+from raycore.models.llama4 import LLAMA4
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
 from raycore.models.mistral4 import MISTRAL4
@@ -24,6 +25,7 @@ from raycore.models.qwen3_moe import QWEN3_MOE
 from raycore.models.qwen3_next import QWEN3_5, QWEN3_5_MOE
 from raycore.models.rotation import with_axes
 from raycore.models.spec import Parts, Roots
+from raycore.models.step3p5 import STEP3P5
 from raycore.parts.images.models import gemma3_vision, qwen2_5_vision, qwen3_vision
 
 _ROOTS = Roots("language_model.model.", "language_model.lm_head")
@@ -32,6 +34,8 @@ _IMAGES = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 _QWEN_ROOTS = Roots("model.language_model.", "lm_head")
 _QWEN_IMAGES = r"(model\.)?visual\..*"
 _KIMI_IMAGES = r"(model\.)?(vision_tower|mm_projector)\..*"
+_LLAMA_IMAGES = r"(model\.)?(vision_model|multi_modal_projector)\..*"
+_STEP_IMAGES = r"(model\.)?(vision_model|vit_large_projector|multi_modal_projector)\..*"
 _SHARED_KEYS = (
     *("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings"),
     *("bos_token_id", "eos_token_id"),
@@ -118,6 +122,7 @@ def _qwen3_moe_parts(config: JsonFields) -> Parts:
 GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_tied_text(GEMMA3)}, vision=gemma3_vision)
 _KIMI_TEXT = _as_text(DEEPSEEK_V3, images=_KIMI_IMAGES, tie_word_embeddings=True)
 KIMI_K25 = Family(text_families={"deepseek_v3": _KIMI_TEXT, "kimi_k2": _KIMI_TEXT})
+LLAMA4_MULTIMODAL = Family(text_families={"llama4_text": _as_text(LLAMA4, images=_LLAMA_IMAGES)})
 MISTRAL3 = Family(
     text_families={
         "mistral": _as_tied_text(MISTRAL),
@@ -152,3 +157,4 @@ QWEN3_VL_MOE = Family(
 )
 QWEN3_5_MULTIMODAL = Family(text_families={"qwen3_5_text": _as_qwen_text(QWEN3_5)})
 QWEN3_5_MOE_MULTIMODAL = Family(text_families={"qwen3_5_moe_text": _as_qwen_text(QWEN3_5_MOE)})
+STEP3P7 = Family(text_families={"step3p5": _as_text(STEP3P5, Roots(), [_QWEN_ROOTS], _STEP_IMAGES)})

@@ -38,6 +38,7 @@ from raycore.models.dots1 import DOTS1
 from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.ernie4_5_moe import ERNIE4_5_MOE
 from raycore.models.exaone4 import EXAONE4
+from raycore.models.exaone_moe import EXAONE_MOE
 from raycore.models.falcon_h1 import FALCON_H1
 from raycore.models.family import Family, converted, plugin_families, plugin_family
 from raycore.models.gemma import GEMMA
@@ -56,10 +57,14 @@ from raycore.models.hy_v3 import HY_V3
 from raycore.models.hyperclovax import HYPERCLOVAX
 from raycore.models.jais2 import JAIS2
 from raycore.models.kimi_linear import KIMI_LINEAR
+from raycore.models.laguna import LAGUNA
 from raycore.models.lfm2 import LFM2, LFM2_MOE
+from raycore.models.lfm3 import LFM3
 from raycore.models.llama import LLAMA
+from raycore.models.llama4 import LLAMA4
 from raycore.models.mamba2 import MAMBA2
 from raycore.models.mimo import MIMO
+from raycore.models.mimo_v2_flash import MIMO_V2_FLASH
 from raycore.models.minimax import MINIMAX
 from raycore.models.minimax_m2 import MINIMAX_M2
 from raycore.models.ministral3 import MINISTRAL3
@@ -69,12 +74,14 @@ from raycore.models.mixtral import MIXTRAL
 from raycore.models.multimodal import (
     GEMMA3_MULTIMODAL,
     KIMI_K25,
+    LLAMA4_MULTIMODAL,
     MISTRAL3,
     QWEN2_5_VL,
     QWEN3_5_MOE_MULTIMODAL,
     QWEN3_5_MULTIMODAL,
     QWEN3_VL,
     QWEN3_VL_MOE,
+    STEP3P7,
     text_family,
     text_fields,
 )
@@ -119,6 +126,7 @@ FAMILIES: Mapping[str, Family] = {
     "Ernie4_5ForCausalLM": ERNIE4_5,
     "Ernie4_5_MoeForCausalLM": ERNIE4_5_MOE,
     "Exaone4ForCausalLM": EXAONE4,
+    "ExaoneMoeForCausalLM": EXAONE_MOE,
     "FalconH1ForCausalLM": FALCON_H1,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
@@ -141,11 +149,16 @@ FAMILIES: Mapping[str, Family] = {
     "Kimi_K25ForConditionalGeneration": KIMI_K25,
     "KimiK25ForConditionalGeneration": KIMI_K25,
     "KimiLinearForCausalLM": KIMI_LINEAR,
+    "LagunaForCausalLM": LAGUNA,
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2_MOE,
+    "Lfm3ForCausalLM": LFM3,
+    "Llama4ForCausalLM": LLAMA4,
+    "Llama4ForConditionalGeneration": LLAMA4_MULTIMODAL,
     "LlamaForCausalLM": LLAMA,
     "MiMoForCausalLM": MIMO,
     "Mamba2ForCausalLM": MAMBA2,
+    "MiMoV2FlashForCausalLM": MIMO_V2_FLASH,
     "MiniMaxForCausalLM": MINIMAX,
     "MiniMaxM2ForCausalLM": MINIMAX_M2,
     "Ministral3ForCausalLM": MINISTRAL3,
@@ -179,6 +192,7 @@ FAMILIES: Mapping[str, Family] = {
     "SolarOpenForCausalLM": SOLAR_OPEN,
     "StableLmForCausalLM": STABLELM,
     "Starcoder2ForCausalLM": STARCODER2,
+    "Step3p7ForConditionalGeneration": STEP3P7,
     "VaultGemmaForCausalLM": VAULTGEMMA,
 }
 """By the name of the architecture in config.json."""

@@ -173,14 +173,14 @@ SIZES_OF_WORKERS = {
 CONTEXT_SHAPES = [(2, 1, 2, 1), (4, 1, 2, 1), (4, 1, 4, 1), (2, 2, 2, 1), (1, 1, 1, 2), (2, 1, 2, 2), (1, 2, 1, 2)]
 CONTEXT_FAMILIES = {
     (4, 1, 2, 1): (
-        *("multi_query", "mistral", "ministral3", "mixtral", "gemma2", "gemma3", "gpt_oss"),
+        *("multi_query", "mistral", "ministral3", "mixtral", "gemma2", "gemma3", "gpt_oss", "laguna", "llama4"),
         *("qwen3_next", "granitemoehybrid", "lfm2", "falcon_h1", "minimax"),
     ),
     (2, 1, 2, 1): ("multi_query", "deepseek_v3", "kimi_linear"),
     (2, 2, 2, 1): ("multi_query", "deepseek_v3"),
     (2, 1, 2, 2): ("multi_query", "deepseek_v3"),
     (1, 1, 1, 2): (
-        *("llama2", "mistral", "ministral3", "mixtral", "gemma2", "gpt_oss", "deepseek_v3"),
+        *("llama2", "mistral", "ministral3", "mixtral", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2_flash", "llama4"),
         *("qwen3_next", "kimi_linear", "granitemoehybrid", "lfm2", "falcon_h1"),
     ),
 }
@@ -272,8 +272,10 @@ def check_every_schedule(workers: LivingWorkers, checkpoints: Checkpoints, famil
 
 
 def _layout(config: EngineConfig) -> CacheLayout:
-    windows = config.model.spec.layer_windows
-    layers = [LayerCacheSpec("full" if window is None else "window", 1, window) for window in windows]
+    spec, tp_size = config.model.spec, config.parallel.tensor_parallel_size
+    cached = [mixer.cached(spec, layer) for layer, mixer in enumerate(spec.mixers)]
+    numbers = [mixer.cached_numbers(spec, tp_size) for mixer in spec.mixers]
+    layers = [LayerCacheSpec(kind, size, window) for (kind, window), size in zip(cached, numbers, strict=True)]
     return divide_layers(layers, config.cache_limits)
 
 

@@ -24,6 +24,21 @@ OTHER_GROUPS: dict[str, Any] = {
     "routed_scaling_factor": 1.0,
     "num_experts_per_tok": 2,
 }
+LAGUNA: dict[str, Any] = {
+    "head_dim": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads_per_layer": [4, 8, 4],
+    "num_key_value_heads": 2,
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "sliding_window": 17,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+    "moe_routed_scaling_factor": 1.5,
+    "attention_bias": True,
+}
 
 EXPERTS: dict[str, Toy] = {
     # a gate of attention, windows, and no rotation in the layer without; a dense layer first
@@ -99,6 +114,27 @@ EXPERTS: dict[str, Toy] = {
         },
         OTHER_GROUPS
         | {"norm_topk_prob": False, "sliding_window": 5, "layer_types": ["sliding_attention"] + ["full_attention"] * 2},
+        is_plain=True,
+    ),
+    # only layers with windows rotate; experts in groups after a dense layer
+    "exaone_moe": Toy(
+        "ExaoneMoeConfig",
+        {
+            "num_hidden_layers": 3,
+            "num_key_value_heads": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 17,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "num_shared_experts": 2,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        OTHER_GROUPS
+        | {"norm_topk_prob": False, "sliding_window": 5, "layer_types": ["sliding_attention"] * 3, "rms_norm_eps": 0.1},
         is_plain=True,
     ),
     # experts in groups, chosen by corrected scores; a dense layer first, and shared experts
@@ -202,6 +238,80 @@ EXPERTS: dict[str, Toy] = {
         {"num_experts_per_tok": 2, "router_scaling_factor": 1.0, "rope_parameters.rope_theta": 100.0},
         is_plain=True,
     ),
+    # layers with different numbers of query heads, each with a gate, and of rotated components
+    "laguna": Toy(
+        "LagunaConfig",
+        LAGUNA | {"gating": True},
+        {
+            "sliding_window": 5,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "num_experts_per_tok": 2,
+            "moe_routed_scaling_factor": 1.0,
+            "rope_parameters.full_attention.partial_rotary_factor": 1.0,
+            "rope_parameters.sliding_attention.rope_theta": 100.0,
+        },
+    ),
+    # a gate for each element of the result of attention
+    "laguna_elements": Toy("LagunaConfig", LAGUNA | {"gating": "per-element"}, is_plain=True),
+    # chunks, and a layer without them and without rotation, whose queries grow; what experts read is weighed
+    "llama4": Toy(
+        "Llama4TextConfig",
+        {
+            "head_dim": 24,
+            "num_hidden_layers": 4,
+            "num_key_value_heads": 2,
+            "no_rope_layers": [1, 0, 1, 1],
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.5,
+            "interleave_moe_layer_step": 2,
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 96,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "attention_bias": True,
+        },
+        {
+            "attention_chunk_size": 32,
+            "layer_types": ["full_attention"] * 4,
+            "no_rope_layers": [1, 1, 1, 1],
+            "use_qk_norm": False,
+            "attn_temperature_tuning": False,
+            "floor_scale": 30,
+            "attn_scale": 2.0,
+            "num_experts_per_tok": 2,
+            "rope_parameters.rope_theta": 100.0,
+        },
+    ),
+    # values that are shorter than keys; layers with windows have more heads of keys, and sinks
+    "mimo_v2_flash": Toy(
+        "MiMoV2FlashConfig",
+        {
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 17,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 24,
+            "v_head_dim": 16,
+            "attention_bias": True,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+        },
+        OTHER_GROUPS
+        | {
+            "norm_topk_prob": False,
+            "sliding_window": 5,
+            "attention_value_scale": 1.0,
+            "rope_parameters.full_attention.partial_rotary_factor": 1.0,
+            "rope_parameters.sliding_attention.rope_theta": 100.0,
+        },
+    ),
     "minimax_m2": Toy(
         "MiniMaxM2Config",
         {
@@ -256,6 +366,47 @@ EXPERTS: dict[str, Toy] = {
             "mlp_only_layers": [1],
             "tie_word_embeddings": True,
         },
+    ),
+    # more query heads in layers with windows; gates with limits, others for shared experts; experts stacked apart
+    "step3p7": Toy(
+        "Step3p7Config",
+        {
+            "text_config": {
+                "head_dim": 24,
+                "num_hidden_layers": 3,
+                "num_key_value_heads": 2,
+                "num_sliding_attention_heads": 8,
+                "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                "sliding_window": 17,
+                "mlp_layer_types": ["dense", "sparse", "sparse"],
+                "n_routed_experts": 6,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 32,
+                "share_expert_dim": 48,
+                "moe_router_scaling_factor": 1.5,
+                "swiglu_limits": [None, 0.5, 0.0],
+                "swiglu_limits_shared": [0.7, None, 0.4],
+                "query_pre_attn_scalar": 20,
+                "pad_token_id": 0,
+                "attention_bias": True,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0},
+                },
+            },
+            "tie_word_embeddings": False,
+        },
+        {
+            "text_config.sliding_window": 5,
+            "text_config.num_experts_per_tok": 2,
+            "text_config.moe_router_scaling_factor": 1.0,
+            "text_config.swiglu_limits": [None, None, 0.3],
+            "text_config.swiglu_limits_shared": [0.0, None, 0.4],
+            "text_config.query_pre_attn_scalar": 5,
+            "text_config.rope_parameters.full_attention.partial_rotary_factor": 1.0,
+            "text_config.rope_parameters.sliding_attention.rope_theta": 100.0,
+        },
+        is_plain=True,
     ),
     # no norms of heads, and no bias of the last projection
     "solar_open": Toy(

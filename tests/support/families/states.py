@@ -187,6 +187,35 @@ STATES: dict[str, Toy] = {
             "tie_word_embeddings": True,
         },
     ),
+    # norms of results, gates of heads, and a window; of whole heads, half of the pairs is turned
+    "lfm3": Toy(
+        "Lfm3Config",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+            "sliding_window": 17,
+            "head_dim": 24,
+            "num_key_value_heads": 2,
+            "conv_bias": True,
+            "attention_bias": True,
+            "conv_L_cache": 4,
+            "norm_eps": 1e-3,
+            "tie_word_embeddings": True,
+            # short wavelengths, so that the pairs that aren't turned would be seen
+            "rope_parameters": {
+                "full_attention": {"rope_type": "proportional", "rope_theta": 30.0, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        {
+            "sliding_window": 5,
+            "layer_types": ["conv", "full_attention", "full_attention", "conv"],
+            "norm_eps": 0.1,
+            "rope_parameters.full_attention.partial_rotary_factor": 1.0,
+            "rope_parameters.full_attention.rope_type": "default",
+            "rope_parameters.sliding_attention.rope_theta": 100.0,
+        },
+    ),
     # a dense layer before sparse ones
     "lfm2_moe": Toy(
         "Lfm2MoeConfig",

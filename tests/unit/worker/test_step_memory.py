@@ -68,6 +68,16 @@ STATES = {
     "linear_value_head_dim": 64,
 }
 GATED = {"architectures": ["AfmoeForCausalLM"], "num_dense_layers": 2, "intermediate_size": 64, "head_dim": 64}
+DIFFERING = {
+    "architectures": ["MiMoV2FlashForCausalLM"],
+    "layer_types": ["full_attention", "sliding_attention"],
+    "sliding_window": 256,
+    "mlp_layer_types": ["dense", "dense"],
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "v_head_dim": 32,
+}
+"""Layers with different heads."""
 KDA = {
     "architectures": ["KimiLinearForCausalLM"],
     "layer_types": ["linear_attention", "full_attention"],
@@ -214,6 +224,9 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
         (GROUPS, BIGGER, "bfloat16", False),
         (GATED, BIG, "float32", False),
         (GATED, BIG, "bfloat16", True),
+        (DIFFERING, MANY, "float32", False),
+        (DIFFERING, BIG, "bfloat16", False),
+        (DIFFERING, BIG, "float32", True),
         (STATES, MANY, "float32", False),
         (STATES | DRAFTS, MANY, "bfloat16", False),
         (STATES, BIG, "float32", False),

@@ -40,6 +40,7 @@ from raycore.weights.share import WeightShare
 KINDS: list[type[MixerSpec]] = [AttentionHeads, LatentHeads, NoMixer, *get_args(StateSpec)]
 FAMILIES = [
     *("qwen2", "qwen3", "phi3", "olmo2", "gpt_oss", "multi_query", "afmoe", "cohere", "stablelm"),
+    *("mimo_v2_flash", "laguna", "laguna_elements", "lfm3"),
     *("deepseek_v2", "deepseek_v3", "glm4_moe_lite"),
     *("qwen3_next", "qwen3_5", "granitemoehybrid", "granitemoehybrid_groups"),
     *("kimi_linear", "lfm2", "lfm2_moe", "nemotron_h", "bailing_hybrid"),
