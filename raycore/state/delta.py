@@ -109,10 +109,6 @@ class DeltaRecurrence(MatrixRecurrence):
         "triton": "raycore.state.gpu.TritonDelta",
     }
 
-    def backend(self, wanted: Backend) -> Backend:
-        # other kernels write a value as a whole at most
-        return super().backend(wanted) if cast("DeltaSpec", self._own).largest_share == 1.0 else "torch"
-
 
 solve = cast(
     Callable[[Tensor, Tensor], Tensor],

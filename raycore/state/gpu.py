@@ -34,6 +34,7 @@ class TritonDelta:
             values=2 * key_size,
             times=shape.num_channels + shape.num_v_heads,
             betas=shape.num_channels,
+            largest_share=shape.largest_share,
         )
         self._tables = _LatestTables()
 

@@ -20,7 +20,9 @@ class NativeDelta:
     """Computes the gated delta rule."""
 
     def __init__(self, shape: DeltaSpec) -> None:
-        self._num_k_heads = shape.num_k_heads
+        # a checkout's library may be older than its sources
+        share = () if shape.largest_share == 1.0 else (shape.largest_share,)
+        self._sizes = shape.num_k_heads, *share
         self._tables = _StepTables()
         self._nothing = torch.empty(0)
         self._compute = torch.ops.raycore.gated_delta.default
@@ -37,7 +39,7 @@ class NativeDelta:
             layer.conv_states_RCW,
             layer.states_RNKH,
             *self._tables.of(step),
-            self._num_k_heads,
+            *self._sizes,
         )
 
 

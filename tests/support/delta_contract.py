@@ -64,4 +64,4 @@ class DeltaRule:
 
 DELTA = DeltaRule()
 TURNING_DELTA = DeltaRule(2.0)
-"""Its states may be turned over. Plain torch alone computes it."""
+"""Its states may be turned over."""

@@ -294,6 +294,7 @@ struct RecurrenceArgs {
   float* scratch;         // `recurrence_scratch_numbers`
   int64_t num_tokens, num_sequences, num_saves, x_stride;
   int64_t num_k_heads, num_v_heads, k_dim, v_dim, conv_size;
+  float largest_share;             // of the gated delta rule: of a value that is written
   float least_time, longest_time;  // of Mamba-2
 
   int64_t num_channels() const { return 2 * num_k_heads * k_dim + num_v_heads * v_dim; }

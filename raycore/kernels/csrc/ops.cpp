@@ -1051,8 +1051,10 @@ Tensor compute_recurrence(const Recurrence& recurrence, RecurrenceArgs args,
   return out;
 }
 
-Tensor gated_delta(const Recurrence& recurrence) {
-  return compute_recurrence(recurrence, recurrence.args(2), kernels.gated_delta);
+Tensor gated_delta(const Recurrence& recurrence, float largest_share) {
+  RecurrenceArgs args = recurrence.args(2);
+  args.largest_share = largest_share;
+  return compute_recurrence(recurrence, args, kernels.gated_delta);
 }
 
 Tensor mamba2(const Recurrence& recurrence, float least_time, float longest_time) {
@@ -1166,7 +1168,7 @@ const Op kOps[] = {
     {"logprobs", "logprobs(Tensor logits, Tensor token_ids, int num_likely) -> (Tensor, Tensor, Tensor, Tensor)",
      Boxed<logprobs>::call},
     {"draw", "draw(Tensor logits, Tensor limits) -> Tensor", Boxed<draw>::call},
-    {"gated_delta", "gated_delta(" RAYCORE_RECURRENCE ") -> Tensor", Boxed<gated_delta>::call},
+    {"gated_delta", "gated_delta(" RAYCORE_RECURRENCE ", float largest_share=1) -> Tensor", Boxed<gated_delta>::call},
     {"mamba2", "mamba2(" RAYCORE_RECURRENCE ", float least_time, float longest_time) -> Tensor", Boxed<mamba2>::call},
     {"attention",
      "attention(Tensor(a!) qkv, Tensor norm, float eps, float norm_offset, Tensor turns, Tensor(b!) cache, "

@@ -76,7 +76,8 @@ inline void prepare_token(const RecurrenceArgs& args, int64_t row) {
       time = time > splat(args.longest_time) ? splat(args.longest_time) : time;
     }
     store_up_to(factors.decays + i, exponential(-exponential(load_up_to(args.decay + i, left)) * time), left);
-    const Floats share = is_delta ? splat(1.0f) / (splat(1.0f) + exponential(-load_up_to(x + i, left))) : time;
+    const Floats share =
+        is_delta ? splat(args.largest_share) / (splat(1.0f) + exponential(-load_up_to(x + i, left))) : time;
     store_up_to(factors.shares + i, share, left);
   }
   float* channels = args.scratch + row * args.channels_stride();

@@ -50,6 +50,8 @@ class Places:
     times: int
     betas: int | None
     """None: the layer is Mamba-2's, which writes values whole."""
+    largest_share: float = 1.0
+    """What betas are multiplied by."""
     least_time: float = 0.0
     longest_time: float = float("inf")
 
@@ -133,6 +135,7 @@ def compute(places: Places, layer: LayerTensors, x_TX: Tensor, tables: StateTabl
         TIMES=places.times,
         BETAS=places.betas or 0,
         IS_DELTA=places.betas is not None,
+        LARGEST_SHARE=places.largest_share,
         PADDED_K=triton.next_power_of_2(places.k_dim),
         COLUMNS=_COLUMNS,
         num_warps=1,
@@ -324,6 +327,7 @@ def _recur(
     TIMES: tl.constexpr,
     BETAS: tl.constexpr,
     IS_DELTA: tl.constexpr,
+    LARGEST_SHARE: tl.constexpr,
     PADDED_K: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -353,7 +357,7 @@ def _recur(
         v_H = tl.load(own_ptr + VALUES + head * H + column_H, mask=is_column_H, other=0.0)
         time = _softplus(tl.load(x_ptr + row * stride + TIMES + head).to(tl.float32) + bias)
         if IS_DELTA:
-            beta = 1.0 / (1.0 + tl.exp(-tl.load(x_ptr + row * stride + BETAS + head).to(tl.float32)))
+            beta = LARGEST_SHARE / (1.0 + tl.exp(-tl.load(x_ptr + row * stride + BETAS + head).to(tl.float32)))
         else:
             time = tl.where(time < least_time, least_time, time)
             time = tl.where(time > longest_time, longest_time, time)

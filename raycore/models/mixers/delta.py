@@ -34,8 +34,7 @@ class DeltaSpec(MatrixMixer, frozen=True, tag=True):
     """Whether queries, keys and values have tensors of their own instead, for their convolutions, too. All names are
     those of Kimi's delta attention then."""
     largest_share: float = 1.0
-    """What the share of a value that is written is at most: the sigmoid of b is multiplied by it. If it is more than 1,
-    plain torch computes the rule."""
+    """What the share of a value that is written is at most: the sigmoid of b is multiplied by it."""
     norm_eps: float | None = None
     """What the norm of the result adds to the mean square. None: what the model's other norms add."""
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from transformers.models.qwen3_next import modeling_qwen3_next as reference
 
 from raycore.kernels import library
-from raycore.state.delta import DeltaRecurrence, TorchDelta
+from raycore.state.delta import TorchDelta
 from raycore.state.native import NativeDelta
 
 INVARIANT: list[Make] = [partial(TorchDelta, batch_invariant=True)]
@@ -37,14 +37,10 @@ def test_a_step_of_all_kinds_of_sequences_equals_the_definition(make: Make) -> N
     batch.check(batch.outcome(make))
 
 
-@pytest.mark.parametrize("make", [TorchDelta, INVARIANT[0]])
-def test_a_share_of_more_than_one_turns_states_over_in_plain_torch(make: Make) -> None:
-    sizes = Sizes(TURNING_DELTA, MIXED, num_k_heads=2, group=2, k_dim=32, v_dim=48)
-    batch = Batch(sizes)
+@pytest.mark.parametrize("make", IMPLEMENTATIONS)
+def test_a_share_of_more_than_one_turns_states_over(make: Make) -> None:
+    batch = Batch(Sizes(TURNING_DELTA, MIXED, num_k_heads=2, group=2, k_dim=32, v_dim=48))
     batch.check(batch.outcome(make))
-    for wanted in ("native", "triton"):
-        assert DeltaRecurrence(sizes.shape, 1).backend(wanted) == "torch"
-        assert DeltaRecurrence(Sizes(DELTA).shape, 1).backend(wanted) == wanted
 
 
 @pytest.mark.parametrize("shape", [{"k_dim": 24}, {"num_k_heads": 3, "group": 2, "v_dim": 40}, {"k_dim": 256}])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from delta_contract import DELTA
+from delta_contract import DELTA, TURNING_DELTA
 from interpreted_triton import DEVICE, DTYPES
 from mamba2_contract import MAMBA2
 from state_contract import Batch, Make, Rule, Sequence, Sizes, assert_same_bits
@@ -41,6 +41,11 @@ SMALL = (
 def test_triton_equals_the_definition(rule: Rule, make: Make, shape: dict[str, Any]) -> None:
     batch = Batch(Sizes(rule, SMALL, **shape))
     batch.check(batch.outcome(make, DEVICE))
+
+
+def test_triton_turns_states_over() -> None:
+    batch = Batch(Sizes(TURNING_DELTA, SMALL[2:], num_k_heads=2))
+    batch.check(batch.outcome(TritonDelta, DEVICE))
 
 
 @KINDS
