@@ -94,10 +94,18 @@ def test_recorded_layers_compute_the_same_bits(family: str, dtype: str, tmp_path
     plain._core.runner._execution = BY_OPERATION
     for one, other in zip(run(worker), run(plain), strict=True):
         assert torch.equal(one, other)
-    if family in ("qwen3", "granite"):  # granite multiplies by torch's operations
-        assert recorded(worker) == [family == "qwen3"] * worker.config.model.spec.num_layers
+    if family in ("qwen3", "starcoder2", "granite"):  # granite multiplies by torch's operations
+        assert recorded(worker) == [family != "granite"] * worker.config.model.spec.num_layers
     worker.shutdown()
     plain.shutdown()
+
+
+def test_layers_whose_parts_read_the_same_are_recorded(tmp_path: Path) -> None:
+    worker = start(make_checkpoint("cohere", tmp_path, use_qk_norm=False))
+    for _ in run(worker):
+        pass
+    assert recorded(worker) == [True, True]
+    worker.shutdown()
 
 
 def test_several_layers_are_replayed_at_once(tmp_path: Path) -> None:
