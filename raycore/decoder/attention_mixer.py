@@ -113,7 +113,7 @@ class AttentionMixer(Mixer):
     def weights(self) -> AttentionWeights:
         """Return the weights that the mixer was made of."""
         qkv_OD, qkv_bias_O = self._qkv.weight, self._qkv.bias
-        assert isinstance(qkv_OD, Tensor), "models with experts aren't quantized"
+        assert isinstance(qkv_OD, Tensor), "ranks that exchange weights have converted them"
         qkv_OD, qkv_bias_O = qkv_OD.clone(), None if qkv_bias_O is None else qkv_bias_O.clone()
         for rows_OX in row_tensors(qkv_OD, qkv_bias_O):
             reorder_heads_(rows_OX, self._rotated, self._heads.head_dim, self._order.stored)

@@ -147,5 +147,5 @@ def reorder_last_(rows_OX: Tensor, num_heads: int, num_rotated: int, reordered: 
 
 
 def _copied(weight_OI: Weight) -> Tensor:
-    assert isinstance(weight_OI, Tensor), "models with experts aren't quantized"
+    assert isinstance(weight_OI, Tensor), "ranks that exchange weights have converted them"
     return weight_OI.clone()

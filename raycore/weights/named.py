@@ -33,7 +33,7 @@ def dense_tensors(weights: DecoderWeights) -> Iterator[Tensor]:
     """All weights but those of experts, in a fixed order. They may not be in fp8."""
     for name, weight in named_weights(weights):
         if ".experts." not in name:
-            assert isinstance(weight, Tensor), "models with experts aren't quantized"
+            assert isinstance(weight, Tensor), "ranks that exchange weights have converted them"
             yield weight
 
 
