@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -32,7 +33,7 @@ class JsonFields:
         try:
             content = path.read_bytes()
             refuse_lfs_pointer(path, content)
-            values: object = msgspec.json.decode(content)
+            values = _decoded(content)
         except OSError as error:
             raise InvalidCheckpoint(f"{path} can't be read: {error.strerror}") from error
         except msgspec.DecodeError as error:
@@ -131,3 +132,19 @@ def shortened(value: object) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}… ({len(text)} characters)"
+
+
+def _decoded(content: bytes) -> object:
+    """Return what is in a JSON file. Raises DecodeError if it isn't JSON.
+
+    Python's own module writes infinity as `Infinity`, as in config.json of models whose times have no limit.
+    """
+    try:
+        return msgspec.json.decode(content)
+    except msgspec.DecodeError:
+        if b"Infinity" not in content and b"NaN" not in content:
+            raise
+        try:
+            return json.loads(content)
+        except ValueError as error:
+            raise msgspec.DecodeError(str(error)) from error

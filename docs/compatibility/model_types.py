@@ -42,6 +42,8 @@ NOTES: Mapping[str, str] = {
     "llama4": "the texts",
     "mistral3": "the texts",
     "nemotron_h": "without the least time (`time_step_min`) that transformers' code has for prompts alone",
+    "olmo": "only without `clip_qkv`; transformers' code computes the others",
+    "olmoe": "only without `clip_qkv`; transformers' code computes the others",
     "qwen2_5_vl": "with images",
     "qwen3_5": "the texts",
     "qwen3_5_moe": "the texts",
@@ -50,6 +52,7 @@ NOTES: Mapping[str, str] = {
     "step3p7": "the texts",
     "gemma4_text": "only if all layers have heads of one size, unlike the models that there are",
     "laguna": "without caps of router logits",
+    "mamba2": "residuals are in the model's data type, whatever `residual_in_fp32` says",
     "minimax_m3_vl_text": "only if no layer selects tokens",
 }
 """What holds for some of the models of a type."""

@@ -26,6 +26,7 @@ from raycore.models.registry import (
     FAMILIES,
     described,
     find_family,
+    find_own_family,
     known_families,
     parse_model_spec,
     tokens_and_defaults,
@@ -101,7 +102,7 @@ def load_model_spec(
         return _encoder_spec(encoder, path, config, generation, pooling)
     if pooling is not None:
         return _pooling_spec(path, config, generation, pooling)
-    if model_impl == "raycore" or (model_impl == "auto" and find_family(config) is not None):
+    if model_impl == "raycore" or (model_impl == "auto" and find_own_family(config) is not None):
         return parse_model_spec(config, generation)
     if is_gguf(path):
         raise InvalidConfig(

@@ -89,7 +89,7 @@ def _experts(config: JsonFields, sparse: list[bool]) -> MoeSpec:
         sparse,
         router,
         shared,
-        size_key=_SIZE,
+        size_key=f"{_SIZE} of an expert",
         multiplier=0.5 if num_shared and combined == "average" else 1.0,
     )
 

@@ -65,7 +65,7 @@ def check_known(config: JsonFields, known: Mapping[str, Any]) -> None:
     """
     for key, expected in known.items():
         if config.get(key) not in (None, expected):
-            raise config.error(key, "true" if expected is True else str(expected))
+            raise config.error(key, str(expected).lower() if isinstance(expected, bool) else str(expected))
 
 
 def predictors(config: JsonFields, names: MtpNames | None = None) -> dict[str, Any]:
@@ -147,6 +147,9 @@ class Family:
     alone."""
     vision: Callable[[JsonFields], VisionSpec] | None = None
     """Returns the encoder of images that config.json describes. None: raycore computes none."""
+    only: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    """The settings with which raycore computes the models, by key. With others, transformers' code does. A key may be
+    missing or null."""
     decoder: str | None = None
     """`package.module.Class` of a subclass of `raycore.decoder.decoder.Decoder`. None: that class itself. It is a path,
     because only workers import torch."""

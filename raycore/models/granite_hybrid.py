@@ -75,7 +75,7 @@ def mamba2_layers(
     num_heads, num_groups = config.int_("mamba_n_heads"), config.int_("mamba_n_groups")
     if num_heads % num_groups:
         raise config.error("mamba_n_groups", f"a divisor of mamba_n_heads={num_heads}")
-    said = "mamba_expand times hidden_size" if num_values is None else "the number of all heads' elements"
+    said = "mamba_expand times hidden_size" if num_values is None else "mamba_d_ssm"
     num_values = num_values or config.int_("mamba_expand") * config.int_("hidden_size")
     v_dim = num_values // num_heads if config.get("mamba_d_head") == "auto" else config.int_("mamba_d_head")
     if v_dim * num_heads != num_values:

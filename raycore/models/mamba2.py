@@ -1,6 +1,7 @@
 """Mamba-2 alone, such as Codestral Mamba: layers that keep a state, without attention and feed-forward parts.
 
-A request's blocks only count its tokens then: no layer has something in them.
+A request's blocks only count its tokens then: no layer has something in them. Layers add to numbers of the model's data
+type, whatever `residual_in_fp32` says.
 """
 
 from __future__ import annotations
@@ -46,9 +47,7 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(config: JsonFields) -> Parts:
-    if config.bool_("use_bias"):
-        raise config.error("use_bias", "false")
-    check_known(config, {"hidden_act": "silu"})
+    check_known(config, {"use_bias": False, "hidden_act": "silu"})
     check_time_limits(config)
     num_layers, num_heads, num_groups = (config.int_(key) for key in ("num_hidden_layers", "num_heads", "n_groups"))
     if num_heads % num_groups:

@@ -11,7 +11,7 @@ from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, check_known, fields_of, plain_parts
 from raycore.models.mixers.lightning import LightningSpec
 from raycore.models.mixers.state import state_layers
-from raycore.models.rotation import head_dim
+from raycore.models.rotation import head_dim, parse_minimax_rotation
 from raycore.models.spec import BlockSum, LayerSums, Parts
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts
 
@@ -49,6 +49,7 @@ def _parts(config: JsonFields) -> Parts:
     }
     return plain_parts(
         config,
+        rotations=[parse_minimax_rotation(config)] * len(layers),
         layer_windows=[config.optional_int("sliding_window")] * len(layers),
         state=LightningSpec(layers, config.int_("num_attention_heads"), size, size) if any(layers) else None,
         sums=[LayerSums(of_mixers[keeps_state], mlp) for keeps_state in layers],

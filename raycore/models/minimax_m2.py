@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts
-from raycore.models.rotation import Rotation, parse_rotation
+from raycore.models.rotation import parse_minimax_rotation
 from raycore.models.spec import Parts
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, num_chosen, num_experts
 
@@ -31,16 +29,6 @@ _NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_c
 _ROUTER = ExpertChoice("sigmoid", is_normalized=True, has_correction=True, in_float32=True)
 
 
-def _rotation(config: JsonFields) -> Rotation:
-    """Return the rotation. The number of rotated components of a head may be at `rotary_dim`."""
-    rotation, num_rotated, head_dim = parse_rotation(config), config.optional_int("rotary_dim"), config.int_("head_dim")
-    if num_rotated is None or rotation.fraction != 1.0:
-        return rotation
-    if num_rotated > head_dim:
-        raise config.error("rotary_dim", f"at most head_dim={head_dim}")
-    return msgspec.structs.replace(rotation, fraction=num_rotated / head_dim)
-
-
 def _parts(config: JsonFields) -> Parts:
     if config.get("scoring_func") != "sigmoid":
         raise config.error("scoring_func", "sigmoid")
@@ -54,7 +42,7 @@ def _parts(config: JsonFields) -> Parts:
         names=_NAMES,
         size_key="intermediate_size",
     )
-    return plain_parts(config, qk_norm="width", rotations=[_rotation(config)] * num_layers, moe=experts)
+    return plain_parts(config, qk_norm="width", rotations=[parse_minimax_rotation(config)] * num_layers, moe=experts)
 
 
 MINIMAX_M2 = Family(_DEFAULTS, _parts)

@@ -1,4 +1,4 @@
-"""Nemotron 3 and 4, and Minitron: layer norms whose weights lack 1, half of each head is rotated, and no gates."""
+"""Nemotron 4 and Minitron: layer norms whose weights lack 1, half of each head is rotated, and no gates."""
 
 from __future__ import annotations
 

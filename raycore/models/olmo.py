@@ -9,10 +9,8 @@ from raycore.models.spec import Parts
 
 
 def _parts(config: JsonFields) -> Parts:
-    if config.get("clip_qkv") is not None:
-        raise config.error("clip_qkv", "null: queries, keys and values aren't limited here")
     has_bias = config.bool_("attention_bias")
     return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, norm="bare_layer")
 
 
-OLMO = Family(OLMO_DEFAULTS, _parts)
+OLMO = Family(OLMO_DEFAULTS, _parts, only={"clip_qkv": None})

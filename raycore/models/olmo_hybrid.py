@@ -13,7 +13,7 @@ from raycore.models.family import Family, fields_of
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.state import state_layers
 from raycore.models.olmo2 import NORMS_AFTER_BLOCKS, OLMO_DEFAULTS, olmo_parts
-from raycore.models.rotation import parse_rotation
+from raycore.models.rotation import parse_rotation, rope_parameters
 from raycore.models.spec import LayerNorms, Parts
 
 _DEFAULTS = {
@@ -57,9 +57,8 @@ def _parts(config: JsonFields) -> Parts:
         raise config.error("linear_num_value_heads", f"a multiple of linear_num_key_heads={num_k_heads}")
     if config.get("hidden_act") != "silu":
         raise config.error("hidden_act", "silu, which layers with the delta rule need")
-    rope = config.get("rope_parameters")
     # the models that there are have a base of null, and rotate nothing
-    is_rotated = not (isinstance(rope, dict) and "rope_theta" in rope and rope["rope_theta"] is None)  # pyright: ignore
+    is_rotated = rope_parameters(config).get("rope_theta") is not None
     return olmo_parts(
         config,
         rotations=[parse_rotation(config) if is_rotated else None] * config.int_("num_hidden_layers"),

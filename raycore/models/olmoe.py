@@ -24,8 +24,6 @@ _DEFAULTS = {
 
 
 def _parts(config: JsonFields) -> Parts:
-    if config.get("clip_qkv") is not None:
-        raise config.error("clip_qkv", "null: queries, keys and values aren't clipped")
     has_bias = config.bool_("attention_bias")
     experts = MoeSpec(
         num_experts(config),
@@ -38,4 +36,4 @@ def _parts(config: JsonFields) -> Parts:
     return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm="width", moe=experts)
 
 
-OLMOE = Family(_DEFAULTS, _parts)
+OLMOE = Family(_DEFAULTS, _parts, only={"clip_qkv": None})

@@ -12,6 +12,7 @@ __all__ = [
     "OTHER_FORMS",
     "described",
     "find_family",
+    "find_own_family",
     "known_families",
     "parse_model_spec",
     "tokens_and_defaults",
@@ -228,7 +229,23 @@ def _family(config: JsonFields) -> tuple[str, Family]:
         )
     if found is None:
         raise config.error("architectures", f"one of {known_families()}")
+    if (other := _other_setting(config, found[1])) is not None:
+        known = found[1].only[other]
+        raise config.error(other, f"{'null' if known is None else known}: model_impl='transformers' computes others")
     return found
+
+
+def find_own_family(config: JsonFields) -> tuple[str, Family] | None:
+    """Return the name and the family of a checkpoint that raycore computes itself. None: it doesn't, because the
+    checkpoint is of another form, or has settings that its family leaves to transformers' code.
+    """
+    found = find_family(config)
+    return None if found is None or _other_setting(config, found[1]) is not None else found
+
+
+def _other_setting(config: JsonFields, family: Family) -> str | None:
+    others = (key for key, known in family.only.items() if config.get(key) not in (None, known))
+    return next(others, None)
 
 
 def find_family(config: JsonFields) -> tuple[str, Family] | None:

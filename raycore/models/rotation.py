@@ -129,6 +129,16 @@ def head_dim(config: JsonFields) -> int:
     return found
 
 
+def parse_minimax_rotation(config: JsonFields) -> Rotation:
+    """Return the rotation of MiniMax's families, which may say at `rotary_dim` how many components of a head turn."""
+    rotation, num_rotated, size = parse_rotation(config), config.optional_int("rotary_dim"), head_dim(config)
+    if num_rotated is None or rotation.fraction != 1.0:
+        return rotation
+    if num_rotated > size:
+        raise config.error("rotary_dim", f"at most head_dim={size}")
+    return msgspec.structs.replace(rotation, fraction=num_rotated / size)
+
+
 def rope_parameters(config: JsonFields, kind: str | None = None) -> JsonFields:
     """Return `rope_parameters` as transformers 5 writes it, or transformers 4's `rope_scaling` and `rope_theta`.
 

@@ -21,7 +21,7 @@ from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.quantization import Quantization
-from raycore.models.registry import FAMILIES, find_family
+from raycore.models.registry import FAMILIES, find_family, find_own_family
 from raycore.models.rotation import RopeScaling, Rotation
 from raycore.models.spec import ClampedSwiglu, ModelSpec, QueryScale
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, SharedExperts
@@ -764,6 +764,22 @@ def test_what_granite_4_has_beyond_is_refused_by_name(tmp_path: Path, config: di
     sizes = {"num_hidden_layers": 2, "num_local_experts": 0, "hidden_size": 64, "mamba_n_heads": 16}
     with pytest.raises(InvalidCheckpoint, match=message):
         spec_of(tmp_path, HYBRID, **{**sizes, "layer_types": ["mamba", "attention"], **config})
+
+
+def test_infinity_may_be_written_as_by_python(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"time_step_limit": [0.0, Infinity]}')
+    assert JsonFields.read(file).list_("time_step_limit") == [0.0, float("inf")]
+    file.write_text('{"time_step_limit": [0.0, Infinity}')
+    with pytest.raises(InvalidCheckpoint, match="isn't valid JSON"):
+        JsonFields.read(file)
+
+
+@pytest.mark.parametrize("name", ["OlmoForCausalLM", "OlmoeForCausalLM"])
+def test_models_with_other_settings_are_left_to_transformers(name: str) -> None:
+    own, other = (JsonFields("config.json", {"architectures": [name], "clip_qkv": limit}) for limit in (None, 8.0))
+    assert find_own_family(own) == find_family(own) == find_family(other) is not None
+    assert find_own_family(other) is None
 
 
 @pytest.mark.parametrize(("name", "model_type"), [("LlamaForCausalLM", "exaone"), ("Glm4MoeForCausalLM", "sarvam_moe")])

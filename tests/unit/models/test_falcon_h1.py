@@ -55,7 +55,7 @@ def test_multipliers_of_falcon_h1_are_read(tmp_path: Path) -> None:
         ({"projectors_bias": True}, "projectors_bias=True: expected false"),
         ({"mamba_proj_bias": True}, "mamba_proj_bias=True: expected false"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu': expected silu"),
-        ({"mamba_d_head": 7}, "the number of all heads' elements, 1024, divided by mamba_d_head"),
+        ({"mamba_d_head": 7}, "mamba_d_ssm, 1024, divided by mamba_d_head"),
         ({"mlp_multipliers": [1.0]}, "mlp_multipliers=.*: expected a list of 2 numbers"),
         ({"ssm_multipliers": [1, 1, 1, 1, True]}, "ssm_multipliers=.*: expected a list of 5 numbers"),
         ({"key_multiplier": 0}, "key_multiplier=0: expected a positive number"),

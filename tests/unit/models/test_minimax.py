@@ -24,6 +24,8 @@ def test_every_second_layer_of_minimax_keeps_a_state_and_types_say_otherwise(tmp
     assert typed.state == LightningSpec([True, False, True], 32, 128, 128)
     assert typed.layer_windows == [17] * 3
     assert spec_of(tmp_path, MINIMAX, num_hidden_layers=1).state is None
+    halves = spec_of(tmp_path, MINIMAX, num_hidden_layers=2, head_dim=64, rotary_dim=32).rotations
+    assert [rotation and rotation.fraction for rotation in halves] == [0.5, 0.5]
 
 
 def test_factors_of_minimax_are_those_of_a_layers_blocks(tmp_path: Path) -> None:

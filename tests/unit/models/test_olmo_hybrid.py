@@ -33,6 +33,7 @@ def test_sizes_of_olmo_hybrid_follow_from_others(tmp_path: Path) -> None:
 def test_a_base_of_null_rotates_nothing(tmp_path: Path) -> None:
     rope = {"rope_type": "default", "rope_theta": None}
     assert spec_of(tmp_path, OLMO_HYBRID, rope_parameters=rope).rotations == [None] * 32
+    assert spec_of(tmp_path, OLMO_HYBRID, rope_theta=None).rotations == [None] * 32
     rotated = spec_of(tmp_path, OLMO_HYBRID, rope_parameters=rope | {"rope_theta": 5e5}).rotations[0]
     assert rotated is not None
     assert rotated.theta == 5e5

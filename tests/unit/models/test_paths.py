@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from model_specs import spec_of
 
-from raycore.errors import InvalidCheckpoint
+from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.rotation import Rotation
 from raycore.parts.experts.models import ExpertChoice, SharedExperts
 
@@ -147,10 +147,14 @@ def test_half_of_each_head_of_nemotron_is_rotated(tmp_path: Path) -> None:
             "mlp_layer_types=.*: expected a list of 2 entries",
         ),
         ("ApertusForCausalLM", {"hidden_act": "silu"}, "hidden_act='silu': expected xielu"),
-        ("ApertusForCausalLM", {"post_norm": True}, "post_norm=True: expected False"),
-        ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True: expected False"),
-        ("OlmoForCausalLM", {"clip_qkv": 8.0}, "clip_qkv=8.0: expected null"),
-        ("HeliumForCausalLM", {"mlp_bias": True}, "mlp_bias=True: expected False"),
+        ("ApertusForCausalLM", {"post_norm": True}, "post_norm=True: expected false"),
+        ("GemmaForCausalLM", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True: expected false"),
+        (
+            "OlmoForCausalLM",
+            {"clip_qkv": 8.0},
+            "clip_qkv=8.0: expected null: model_impl='transformers' computes others",
+        ),
+        ("HeliumForCausalLM", {"mlp_bias": True}, "mlp_bias=True: expected false"),
     ],
 )
 def test_what_these_families_lack_is_refused_by_name(
@@ -158,3 +162,9 @@ def test_what_these_families_lack_is_refused_by_name(
 ) -> None:
     with pytest.raises(InvalidCheckpoint, match=message):
         spec_of(tmp_path, name, **config)
+
+
+def test_ranks_divide_dense_layers_of_cohere_2_beside_experts(tmp_path: Path) -> None:
+    sizes = {"num_experts": 4, "first_k_dense_replace": 1, "prefix_dense_intermediate_size": 99}
+    with pytest.raises(InvalidConfig, match="intermediate_size=99"):
+        spec_of(tmp_path, MOE, **sizes, intermediate_size=64).check_tensor_parallel(2)
