@@ -104,10 +104,10 @@ class Decoder(Network):
         self.num_key_value_numbers = sum(spec.mixers[layer].cached_numbers(spec, ranks.size) for layer in stage.layers)
         self._layers: list[Layer] = []
         experts = experts or SplitExperts(ranks)
+        make = layer_class(spec)
         for stage_index, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
-            kind = NormedLayer if spec.sums else Layer
-            self._layers.append(kind(stage_index, layer, spec, own, ranks, experts, operations, adapters))
+            self._layers.append(make(stage_index, layer, spec, own, ranks, experts, operations, adapters))
         self.constants = [layer.mixer.constants for layer in self._layers]
         layers: list[Any] = self._layers
         has_experts = (spec.feed_forwards[layer].has_experts for layer in stage.layers)
@@ -254,7 +254,6 @@ class Layer:
         """
         self._stage_index = stage_index
         self._residual_multiplier = spec.residual_multiplier
-        self._is_parallel = spec.is_parallel
         self._norms = {name: getattr(weights, name) for name in _NORMS}
         self.input_norm = make_norm(weights.before_attention_D, spec, operations)
         self._after_attention = make_norm(weights.after_attention_D, spec, operations)
@@ -287,24 +286,14 @@ class Layer:
 
     def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
         """Return the layer's output for hidden states and the result of attention. Overwrites `h_TD`."""
-        if self._is_parallel:
-            x_TD = self._fed(h_TD)
-            h_TD = self._add_attention(h_TD, out_TO)
+        if self._after_attention is None and self._residual_multiplier == 1.0:
+            h_TD = self.mixer.o.add_to(h_TD, out_TO)
         else:
-            h_TD = self._add_attention(h_TD, out_TO)
-            x_TD = self._fed(h_TD)
+            h_TD = self._add(h_TD, self.mixer.o(out_TO), self._after_attention)
+        x_TD = h_TD if self._post_norm is None else self._post_norm(h_TD)
         if self._after_feed_forward is None and self._residual_multiplier == 1.0:
             return self.feed_forward.add_to(h_TD, x_TD)
         return self._add(h_TD, self.feed_forward.apply(x_TD), self._after_feed_forward)
-
-    def _fed(self, h_TD: Tensor) -> Tensor:
-        """Return what the feed-forward part gets of hidden states."""
-        return h_TD if self._post_norm is None else self._post_norm(h_TD)
-
-    def _add_attention(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
-        if self._after_attention is None and self._residual_multiplier == 1.0:
-            return self.mixer.o.add_to(h_TD, out_TO)
-        return self._add(h_TD, self.mixer.o(out_TO), self._after_attention)
 
     def _add(self, h_TD: Tensor, out_TD: Tensor, norm: Norm | None) -> Tensor:
         """Add a block's result to hidden states, normalized and multiplied."""
@@ -313,6 +302,16 @@ class Layer:
     def weights(self) -> LayerWeights:
         """Return the weights that the layer was made of, without those of experts."""
         return LayerWeights(mixer=self.mixer.weights(), feed_forward=self.feed_forward.weights(), **self._norms)
+
+
+class ParallelLayer(Layer):
+    """A layer whose mixer and feed-forward part read the same hidden states, which both add to."""
+
+    def finish(self, h_TD: Tensor, out_TO: Tensor) -> Tensor:
+        """Return the layer's output for hidden states and the result of attention. Overwrites `h_TD`."""
+        assert self._post_norm is not None, "such layers have norms before their blocks"
+        x_TD = self._post_norm(h_TD)
+        return self.feed_forward.add_to(self.mixer.o.add_to(h_TD, out_TO), x_TD)
 
 
 class NormedLayer(Layer):
@@ -336,6 +335,13 @@ class NormedLayer(Layer):
         h_TD = _sum(h_TD, self.mixer.o(out_TO), self._sums.mixer)
         x_TD = self._post_norm(h_TD)
         return _sum(x_TD, self.feed_forward.apply(x_TD), self._sums.feed_forward)
+
+
+def layer_class(spec: ModelSpec) -> type[Layer]:
+    """Return the class of a model's layers."""
+    if spec.sums:
+        return NormedLayer
+    return ParallelLayer if spec.is_parallel else Layer
 
 
 def _sum(x_TD: Tensor, out_TD: Tensor, factors: BlockSum) -> Tensor:
