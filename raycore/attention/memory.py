@@ -50,6 +50,7 @@ class AttentionMemory(MixerMemory):
 
     def attention_bytes(self, windows: Collection[int | None]) -> int:
         """Return scratch memory, scores, and for each of `windows` row indexes and masks."""
+        windows = self._of_own_layers(windows)
         if self.limits.context_size > 1:
             return self._partial_bytes(len(windows))
         limits, dtype, heads, attention = self.limits, self.dtype, self._heads, self._attention
@@ -93,6 +94,15 @@ class AttentionMemory(MixerMemory):
         gather_rows = num_units * max_blocks * 2 * heads.num_kv_heads * INT64_BYTES
         # a CPU's matrix product copies the keys
         return 2 * scratch + scores + (num_windows + 2) * gather_rows
+
+    def _of_own_layers(self, windows: Collection[int | None]) -> Collection[int | None]:
+        """Return those of these windows that layers with such heads have."""
+        spec = self.spec
+        if len(spec.attentions) == 1:
+            return windows
+        pairs = zip(spec.attention_by_layer, spec.layer_windows, strict=True)
+        own = {window for attention, window in pairs if attention is self.mixer}
+        return [window for window in windows if window in own] or windows
 
     @property
     def _heads(self) -> HeadShape:

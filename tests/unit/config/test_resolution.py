@@ -289,7 +289,8 @@ def test_the_two_options_for_steps_in_flight_must_agree(num_steps, is_async):
 def test_fewer_sequences_run_by_default_if_they_have_large_states(tp_size: int, num_drafts: int, expected: int) -> None:
     # Qwen3-Next's: 36 layers of 2 MiB
     state = DeltaSpec([True, True, True, False] * 12, 32, 128, 128, 4, num_k_heads=16, is_interleaved=True)
-    assert default_num_seqs(msgspec.structs.replace(SPEC, state=state), tp_size, num_drafts) == expected
+    spec = msgspec.structs.replace(SPEC, num_layers=len(state.layers), state=state)
+    assert default_num_seqs(spec, tp_size, num_drafts) == expected
     assert default_num_seqs(SPEC, tp_size, num_drafts) == 256
 
 

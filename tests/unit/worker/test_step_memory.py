@@ -76,6 +76,7 @@ DIFFERING = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "v_head_dim": 32,
+    "partial_rotary_factor": 0.5,
 }
 """Layers with different heads."""
 KDA = {
