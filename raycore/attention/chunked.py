@@ -32,6 +32,9 @@ class ChunkedAttention:
         self._attention = attention
         self._chunk = chunk
         self._blocks_in_chunk = chunk // block_size
+        self._pieces: tuple[bytes, bytes, int] | None = None
+        """Of the last step: the slots and the chunks of its pieces, and its version of the blocks."""
+        self._version = 0
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
@@ -52,6 +55,7 @@ class ChunkedAttention:
             token_slots=np.repeat(pieces, counts),
             positions=positions,
             block_tables=self._tables(step, sequences, chunks),
+            tables_version=self._tables_version(step, sequences, chunks),
         )
         arrays = own.block_tables, own.token_slots.astype(np.int32), positions
         tables_SM, slots_T, positions_T = to_device_together(list(arrays), tensors.positions_T.device)
@@ -62,6 +66,15 @@ class ChunkedAttention:
     def __call__(self, layer: int, qkv_TO: Tensor) -> Tensor:
         """Compute attention in one layer."""
         return self._attention(layer, qkv_TO)
+
+    def _tables_version(self, step: StepInputs, sequences: Ints, chunks: Ints) -> int:
+        """Return a number that is another one when the pieces, which have the same numbers in all steps, have others'
+        blocks."""
+        pieces = step.slots[sequences].tobytes(), chunks.tobytes(), step.tables_version
+        if pieces != self._pieces:
+            self._pieces = pieces
+            self._version += 1
+        return self._version
 
     def _tables(self, step: StepInputs, sequences: Ints, chunks: Ints) -> NDArray[np.int32]:
         """Return the blocks of each piece's chunk. Where the row of a sequence ends, its last number is repeated."""

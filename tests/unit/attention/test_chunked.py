@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from small_model import CPU, new_request, plan
 from torch import Tensor
@@ -69,3 +71,19 @@ def test_a_row_of_blocks_may_end_within_a_chunk() -> None:
     assert seen.step.starts.tolist() == [1, 4]
     assert seen.step.block_tables.tolist() == [[26, 26], [4, 5]]
     assert seen.step.num_decodes == 2
+
+
+def test_pieces_of_other_requests_or_chunks_have_other_blocks() -> None:
+    batch, seen = DeviceBatch(SlotBatch(3, 31, BLOCK_SIZE), CPU), Seen()
+    attention = ChunkedAttention(seen, CHUNK, BLOCK_SIZE)
+    requests = [new_request(slot, [7] * 5, [slot * 10 + index for index in range(8)], 0) for slot in (0, 1)]
+    versions: list[int] = []
+    for made in (
+        plan([0, 1], [5, 5], new_requests=requests),
+        *(plan([slot], [1]) for slot in (0, 1, 1, 1, 1, 0, 1)),
+    ):
+        batch.apply(made)
+        attention.begin(*batch.advance(made))
+        versions.append(seen.step.tables_version)
+    # slot 1's fourth token is the first one of its next chunk
+    assert [a == b for a, b in pairwise(versions)] == [False, False, True, True, False, False, False]
