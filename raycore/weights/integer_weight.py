@@ -161,8 +161,12 @@ class IntegerWeight:
     def quantize_(self, numbers_OI: Tensor) -> None:
         """Set the weight to `numbers_OI`, rounded.
 
-        With 8 bits, a number's error is at most 1/254 of the largest one of its group.
+        With 8 bits, a number's error is at most 1/254 of the largest one of its group. Stacked weights are set in turn.
         """
+        if numbers_OI.dim() == 3:
+            for index, numbers in enumerate(numbers_OI):
+                self[index].quantize_(numbers)
+            return
         num_groups, num_inputs = self.scales_OG.shape[1], self.shape[1]
         missing = num_groups * self.group_size - num_inputs
         num_rows = max(1, NUMBERS_AT_A_TIME // max(1, num_inputs))

@@ -30,6 +30,7 @@ from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.rotation import Rotation
 from raycore.models.spec import ModelSpec
 from raycore.weights.fp8_weight import Fp8Weight
+from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.linear_formats import CONVERTED, EVERY_FP8, LinearFormats
 from raycore.weights.loader import DecoderWeights, Progress, load_decoder_weights
 from raycore.weights.sharded_state import load_saved_weights, save_decoder_weights
@@ -154,6 +155,22 @@ def test_a_sharded_state_may_be_rounded_to_fp8_while_it_is_read(tmp_path: Path) 
     assert isinstance(expected, Fp8Weight)
     assert torch.equal(found.values_OI.float(), expected.values_OI.float())
     assert torch.equal(found.scales_O, expected.scales_O)
+
+
+def test_saved_experts_may_be_rounded_to_integers_while_they_are_read(tmp_path: Path) -> None:
+    write(tmp_path, make_moe_tensors(MOE, False))
+    division, formats = Division(1), LinearFormats(frozenset(), "integers", False)
+    weights = load(MOE, tmp_path, Shard(0), division, torch.float32)
+    save_decoder_weights(weights, MOE, division, ShardPaths(tmp_path, PATTERN, Shard(0)), None)
+    read = load_decoder_weights(WeightShare(MOE, torch.float32, formats=formats), tmp_path)
+    again = load_again(MOE, tmp_path, Shard(0), division, torch.float32, formats=formats)
+    expected, found = (
+        [each for each in vars(weights.layers[0].feed_forward).values() if isinstance(each, IntegerWeight)]
+        for weights in (read, again)
+    )
+    assert [each.words_OW.dim() for each in found] == [3, 3]
+    assert all(torch.equal(a.words_OW, b.words_OW) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a.scales_OG, b.scales_OG) for a, b in zip(found, expected, strict=True))
 
 
 @pytest.fixture
