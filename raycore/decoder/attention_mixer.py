@@ -75,6 +75,8 @@ class AttentionMixer(Mixer):
             self._qk_norm.apply_(qkv_TO)
         if self._is_gated:
             return self._gated(x_TI, qkv_TO, attention)
+        if self._is_cached_as_it_is:
+            return attention(self._stage_index, qkv_TO)
         return self._attend(qkv_TO, attention)
 
     def _attend(self, qkv_TO: Tensor, attention: Attention) -> Tensor:

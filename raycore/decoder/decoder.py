@@ -275,7 +275,7 @@ class Layer:
 
     def __call__(self, h_TD: Tensor, attention: Attention, rows_R: Tensor | None = None) -> Tensor:
         """Return the layer's output for hidden states, or only for their rows `rows_R`. Overwrites `h_TD`."""
-        out_TO = self.mix(h_TD, attention)
+        out_TO = self.mixer(h_TD if self.input_norm is None else self.input_norm(h_TD), attention)
         if rows_R is not None:
             h_TD, out_TO = h_TD.index_select(0, rows_R), out_TO.index_select(0, rows_R)
         return self.finish(h_TD, out_TO)

@@ -71,6 +71,8 @@ def mtp_spec(target: ModelSpec) -> tuple[ModelSpec, MtpSpec] | None:
         target,
         num_layers=1,
         layer_windows=[None],
+        layer_heads=target.layer_heads[-1:],
+        layer_gates=target.layer_gates[-1:],
         rotations=target.rotations[-1:],
         state=None,
         parts_alone=[],
