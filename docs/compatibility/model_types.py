@@ -32,6 +32,7 @@ OTHER_TYPES = (
     OtherType("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration"),
     OtherType("qwen3_vl", "Qwen3VLForConditionalGeneration"),
     OtherType("qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"),
+    OtherType("step3p5", "Step3p5ForCausalLM"),
     OtherType("step3p7", "Step3p7ForConditionalGeneration"),
 )
 

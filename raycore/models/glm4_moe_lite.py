@@ -7,7 +7,7 @@ from raycore.models.deepseek_v3 import latent_config, latent_parts, refuse_other
 from raycore.models.family import DEFAULTS, Family
 from raycore.models.spec import Parts
 from raycore.parts.drafts.models import MtpNames
-from raycore.parts.experts.models import grouped_sigmoid_router
+from raycore.parts.experts.models import grouped_sigmoid_router, sparse_by_type
 
 _DEFAULTS = {
     **DEFAULTS,
@@ -39,17 +39,9 @@ _DEFAULTS = {
 
 
 def layers_with_experts(config: JsonFields) -> list[bool]:
-    """Return for each layer whether `mlp_layer_types` says that it has experts. Without types, all after the first have
-    some.
-    """
-    num_layers, given = config.int_("num_hidden_layers"), config.list_("mlp_layer_types")
-    if given is None:
-        num_dense = config.optional_int("first_k_dense_replace", low=0)
-        return [layer >= (1 if num_dense is None else num_dense) for layer in range(num_layers)]
-    if len(given) != num_layers or any(each not in ("dense", "sparse") for each in given):
-        expected = f"a list of {num_layers} entries (num_hidden_layers), each dense or sparse"
-        raise config.error("mlp_layer_types", expected)
-    return [each == "sparse" for each in given]
+    """Return for each layer whether it has experts. Without types, all after the first dense ones have some."""
+    num_dense = config.optional_int("first_k_dense_replace", low=0)
+    return sparse_by_type(config, 1 if num_dense is None else num_dense)
 
 
 def _parts(config: JsonFields) -> Parts:

@@ -49,6 +49,8 @@ _SIZE, _DENSE_SIZE = "intermediate_size", "intermediate_size_mlp"
 def _convert(config: dict[str, Any]) -> dict[str, Any]:
     """Return what is in config.json, with the size of dense layers where other families have it."""
     fields = fields_of(config, _DEFAULTS)
+    if config.get("attn_temperature_tuning") in (0, 4):  # as transformers 4.51 wrote it
+        config["attn_temperature_tuning"] = bool(config["attn_temperature_tuning"])
     return config | {_SIZE: fields.int_(_DENSE_SIZE), "moe_intermediate_size": fields.int_(_SIZE)}
 
 
@@ -56,8 +58,7 @@ def _parts(config: JsonFields) -> Parts:
     check_known(config, {"router_jitter_noise": 0.0})
     rotates, has_bias = _rotates(config), config.bool_("attention_bias")
     rotation = parse_rotation(config, is_adjacent=True)
-    has_norms, growth = config.bool_("use_qk_norm"), config.float_("attn_scale")
-    scale = QueryScale(growth, config.int_("floor_scale"), shift=1, with_rotation=False)
+    has_norms = config.bool_("use_qk_norm")
     return plain_parts(
         config,
         qkv_bias=has_bias,
@@ -67,10 +68,18 @@ def _parts(config: JsonFields) -> Parts:
         layer_windows=_chunks(config, rotates),
         windows_are_chunks=True,
         rotations=[rotation if each else None for each in rotates],
-        query_scale=scale if config.bool_("attn_temperature_tuning") else None,
+        query_scale=_query_scale(config) if config.bool_("attn_temperature_tuning") else None,
         moe=_experts(config),
         names=_NAMES,
     )
+
+
+def _query_scale(config: JsonFields) -> QueryScale:
+    """Return how queries grow with positions in layers that don't rotate."""
+    period = config.float_("floor_scale")
+    if not period.is_integer():
+        raise config.error("floor_scale", "a whole number of tokens")
+    return QueryScale(config.float_("attn_scale"), int(period), shift=1, with_rotation=False)
 
 
 def _rotates(config: JsonFields) -> list[bool]:

@@ -33,6 +33,7 @@ _DEFAULTS = {
     "v_head_dim": 128,
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": _FRACTION,
     "sliding_window": 129,
     "attention_value_scale": 0.707,
     "add_swa_attention_sink_bias": True,
@@ -64,7 +65,7 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
     frequencies = fields.list_("moe_layer_freq")
     if fields.list_("mlp_layer_types") is None and frequencies is not None:
         config["mlp_layer_types"] = ["sparse" if each else "dense" for each in frequencies]
-    if "layernorm_epsilon" in config:
+    if config.get("rms_norm_eps") is None and "layernorm_epsilon" in config:
         config["rms_norm_eps"] = config["layernorm_epsilon"]
     if fields.optional_int("sliding_window_size") is not None:
         # so many tokens before a token's own
@@ -85,6 +86,7 @@ def _parts(config: JsonFields) -> Parts:
     if config.optional_int("n_shared_experts", low=0):
         raise config.error("n_shared_experts", "null: shared experts aren't computed")
     scale = config.optional_float("attention_value_scale")
+    _check_values(config, "v_head_dim", config.int_("head_dim"))
     windows = windows_by_type(config)
     full = LayerHeads(sinks=config.bool_("add_full_attention_sink_bias"))
     local = _local_heads(config)
@@ -101,9 +103,16 @@ def _parts(config: JsonFields) -> Parts:
     )
 
 
+def _check_values(config: JsonFields, key: str, size: int) -> None:
+    """Raise InvalidCheckpoint if values are longer than keys of the size `size`."""
+    if (config.optional_int(key) or 0) > size:
+        raise config.error(key, f"at most {size}, the size of keys")
+
+
 def _local_heads(config: JsonFields) -> LayerHeads:
     """Return the heads of layers with windows, which have twice as many key-value heads as the others by default."""
     heads_key, kv_heads_key = "swa_num_attention_heads", "swa_num_key_value_heads"
+    _check_values(config, "swa_v_head_dim", config.optional_int("swa_head_dim") or config.int_("head_dim"))
     num_heads = config.optional_int(heads_key) or config.int_("num_attention_heads")
     num_kv_heads = config.optional_int(kv_heads_key) or 2 * config.int_("num_key_value_heads")
     if num_heads % num_kv_heads:

@@ -107,6 +107,7 @@ from raycore.models.solar_open import SOLAR_OPEN
 from raycore.models.spec import CheckpointDType, ModelSpec, Parts
 from raycore.models.stablelm import STABLELM
 from raycore.models.starcoder2 import STARCODER2
+from raycore.models.step3p5 import STEP3P5
 from raycore.models.vaultgemma import VAULTGEMMA
 from raycore.parts.images.models import without_vision
 
@@ -193,6 +194,7 @@ FAMILIES: Mapping[str, Family] = {
     "SolarOpenForCausalLM": SOLAR_OPEN,
     "StableLmForCausalLM": STABLELM,
     "Starcoder2ForCausalLM": STARCODER2,
+    "Step3p5ForCausalLM": STEP3P5,
     "Step3p7ForConditionalGeneration": STEP3P7,
     "VaultGemmaForCausalLM": VAULTGEMMA,
 }

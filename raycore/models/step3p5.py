@@ -94,7 +94,8 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
         config["mlp_layer_types"] = ["sparse" if each in of_experts else "dense" for each in range(num_layers)]
     if config.get("num_sliding_attention_heads") is None and config.get("attention_other_setting"):
         config["num_sliding_attention_heads"] = fields.child("attention_other_setting").get("num_attention_heads")
-    if isinstance(config.get("rope_theta"), list) or config.get("partial_rotary_factors"):
+    given = (config.get(key) for key in ("rope_theta", "rope_scaling", "partial_rotary_factors"))
+    if config.get("rope_parameters") is None and any(given):
         config["rope_parameters"] = _rope_parameters(fields)
         config = {key: config[key] for key in config if key not in ("rope_theta", "rope_scaling")}
     return config
@@ -102,7 +103,7 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
 
 def _rope_parameters(config: JsonFields) -> Mapping[str, Any]:
     """Return the rotations of each type of layers, which files may list by layer. Only full attention is scaled."""
-    types, theta = config.list_("layer_types") or ["full_attention"], config.get("rope_theta")
+    types, theta = config.list_("layer_types") or ["full_attention"], config.get("rope_theta") or 10000.0
     fractions, found = config.list_("partial_rotary_factors"), dict[str, Any]()
     for layer, each in enumerate(types):
         if each in found:

@@ -216,10 +216,19 @@ def heads_of(model: ModelSpec) -> list[AttentionHeads]:
     if not model.layer_heads:
         kind = ChunkedHeads if model.windows_are_chunks else AttentionHeads
         return [_heads(model, LayerHeads(), kind)] * max(1, model.num_layers)
-    made = {own: _heads(model, own, DifferingHeads) for own in model.layer_heads}
-    if len({(each.num_kv_heads, each.head_dim) for each in made.values()}) > 1:
-        made = {own: _heads(model, own, DifferingCaches) for own in made}
-    return [made[own] for own in model.layer_heads]
+    sizes = {own: _sizes(_heads(model, own, AttentionHeads)) for own in model.layer_heads}
+    if len(set(sizes.values())) == 1:
+        kind = AttentionHeads
+    elif len({(num_kv_heads, head_dim) for _, num_kv_heads, head_dim, *_ in sizes.values()}) == 1:
+        kind = DifferingHeads
+    else:
+        kind = DifferingCaches
+    made = {of_heads: _heads(model, own, kind) for own, of_heads in sizes.items()}
+    return [made[sizes[own]] for own in model.layer_heads]
+
+
+def _sizes(heads: AttentionHeads) -> tuple[int, int, int, int, bool]:
+    return heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.value_dim, heads.sinks
 
 
 def _heads(model: ModelSpec, own: LayerHeads, kind: type[AttentionHeads]) -> AttentionHeads:

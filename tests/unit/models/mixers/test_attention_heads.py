@@ -43,6 +43,28 @@ def test_layers_with_the_same_heads_have_one_kind_of_attention(tmp_path: Path) -
     assert spec.why_not("draft_model") == spec.why_not("roofline") == "has layers whose heads differ"
 
 
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        (LAGUNA, FEW_LAYERS),
+        (STEP, {"text_config": FEW_LAYERS}),
+        (MIMO, FEW_LAYERS | {"layer_types": ["full_attention"] * 3}),
+    ],
+)
+def test_heads_that_are_alike_do_not_differ(tmp_path: Path, architecture: str, config: dict[str, Any]) -> None:
+    spec = spec_of(tmp_path, architecture, **config)
+    assert len(spec.attentions) == 1
+    assert spec.why_not("draft_model") is spec.why_not("roofline") is None
+
+
+def test_mimos_norms_and_rotations_have_one_default(tmp_path: Path) -> None:
+    rope = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
+    spec = spec_of(tmp_path, MIMO, rope_parameters=rope, layernorm_epsilon=1e-3, rms_norm_eps=1e-5)
+    assert spec.rotations[0] == Rotation(1e4, fraction=0.334)
+    assert spec.rms_norm_eps == 1e-5
+    assert spec_of(tmp_path, MIMO, layernorm_epsilon=1e-3).rms_norm_eps == 1e-3
+
+
 def test_mimo_has_other_heads_in_layers_with_windows(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, MIMO)
     assert spec.why_not("graphs") is not None
@@ -133,6 +155,24 @@ def test_steps_own_files_are_read_as_those_of_transformers(tmp_path: Path) -> No
     ]
 
 
+def test_only_full_attention_of_step_is_scaled(tmp_path: Path) -> None:
+    scaling = {"rope_type": "linear", "factor": 2.0}
+    config = FEW_LAYERS | {"rope_theta": 1e4, "rope_scaling": scaling}
+    rotations = spec_of(tmp_path, STEP, text_config=config).rotations
+    assert [each and each.scaling is not None for each in rotations] == [True, False, False]
+    assert spec_of(tmp_path, "Step3p5ForCausalLM", **config).rotations == rotations
+
+
+def test_llama_4_as_transformers_4_wrote_it(tmp_path: Path) -> None:
+    expected = spec_of(tmp_path, LLAMA4, num_hidden_layers=4)
+    found = spec_of(tmp_path, LLAMA4, num_hidden_layers=4, attn_temperature_tuning=4, floor_scale=8192.0)
+    assert found == expected
+    off = spec_of(tmp_path, LLAMA4, num_hidden_layers=4, attn_temperature_tuning=0, attn_scale=0)
+    assert off.query_scale is None
+    with pytest.raises(InvalidCheckpoint, match=r"floor_scale=0\.5: expected a whole number of tokens"):
+        spec_of(tmp_path, LLAMA4, num_hidden_layers=4, floor_scale=0.5)
+
+
 @pytest.mark.parametrize(
     ("architecture", "config", "message"),
     [
@@ -145,6 +185,8 @@ def test_steps_own_files_are_read_as_those_of_transformers(tmp_path: Path) -> No
         (MIMO, {"scoring_func": "softmax"}, "scoring_func='softmax': expected sigmoid"),
         (MIMO, {"n_shared_experts": 1}, "n_shared_experts=1: expected null"),
         (MIMO, {"mlp_layer_types": ["dense"]}, "mlp_layer_types=.*: expected a list of 3 entries"),
+        (MIMO, {"head_dim": 16, "v_head_dim": 32}, "v_head_dim=32: expected at most 16"),
+        (MIMO, {"swa_head_dim": 96, "swa_v_head_dim": 97}, "swa_v_head_dim=97: expected at most 96"),
         (LAGUNA, {"num_attention_heads_per_layer": [8, 8]}, "num_attention_heads_per_layer=.*: expected 3 multiples"),
         (LAGUNA, {"num_attention_heads_per_layer": [8, 7, 8]}, "of num_key_value_heads=2"),
         (LAGUNA, {"gating": False}, "gating=False: expected true, per-head or per-element"),
