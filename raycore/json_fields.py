@@ -142,9 +142,15 @@ def _decoded(content: bytes) -> object:
     try:
         return msgspec.json.decode(content)
     except msgspec.DecodeError:
-        if b"Infinity" not in content and b"NaN" not in content:
+        if b"Infinity" not in content:
             raise
         try:
-            return json.loads(content)
+            return json.loads(content, parse_constant=_infinity)
         except ValueError as error:
             raise msgspec.DecodeError(str(error)) from error
+
+
+def _infinity(name: str) -> float:
+    if name == "NaN":
+        raise ValueError("NaN isn't a number")
+    return float(name)

@@ -770,9 +770,10 @@ def test_infinity_may_be_written_as_by_python(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text('{"time_step_limit": [0.0, Infinity]}')
     assert JsonFields.read(file).list_("time_step_limit") == [0.0, float("inf")]
-    file.write_text('{"time_step_limit": [0.0, Infinity}')
-    with pytest.raises(InvalidCheckpoint, match="isn't valid JSON"):
-        JsonFields.read(file)
+    for content in ('{"time_step_limit": [0.0, Infinity}', '{"time_step_limit": [NaN, Infinity]}'):
+        file.write_text(content)
+        with pytest.raises(InvalidCheckpoint, match="isn't valid JSON"):
+            JsonFields.read(file)
 
 
 @pytest.mark.parametrize("name", ["OlmoForCausalLM", "OlmoeForCausalLM"])

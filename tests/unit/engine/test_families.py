@@ -83,7 +83,7 @@ def test_an_adapter_gives_the_tokens_of_merged_weights(family: str, tmp_path: Pa
 
 
 @needs_kernels
-@pytest.mark.parametrize("family", [family for family in FAMILIES if not family.startswith("gpt_oss")])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if not family.startswith(("gpt_oss", "llama4"))])
 def test_weights_in_8_bits_change_log_probabilities_little(family: str, tmp_path: Path) -> None:
     path = make_checkpoint(family, tmp_path)
     if FAMILIES[family].is_plain and load_model_spec(path).moe is not None:
