@@ -70,7 +70,6 @@ class ScaledFeedForward(DenseFeedForward):
     """A feed-forward network with multipliers: `down(activation(m · gate(x)) · up(x)) · n`, as in `mlp_multipliers`."""
 
     def __init__(self, place: PartPlace, weights: MlpWeights) -> None:
-        assert place.spec.mlp_multipliers is not None, "the model has multipliers"
         of_gate, self._multiplier = place.spec.mlp_multipliers
 
         def adapt(linear: Linear, name: str, ranks: TensorParallel | None) -> Linear:

@@ -169,16 +169,16 @@ DENSE = DenseSpec()
 XIELU = XieluSpec()
 """That of models with xIELU."""
 SCALED_DENSE = ScaledDenseSpec()
-"""That of a model with `Parts.mlp_multipliers`."""
+"""That of models with multipliers."""
+_DENSE_PARTS = {"plain": DENSE, "scaled": SCALED_DENSE, "xielu": XIELU}
+"""By `Parts.dense`."""
 NO_FEED_FORWARD = NoFeedForward()
 """That of layers of any model that have none."""
 
 
 def feed_forwards_of(model: ModelSpec) -> list[FeedForwardSpec]:
     """Return the feed-forward parts, by layer of the model."""
-    moe, dense = model.moe, XIELU if model.dense == "xielu" else DENSE
-    if model.mlp_multipliers is not None:
-        dense = SCALED_DENSE
+    moe, dense = model.moe, _DENSE_PARTS[model.dense]
     parts = [dense] * model.num_layers if moe is None else [moe if each else dense for each in moe.sparse_layers]
     alone = model.parts_alone or [None] * len(parts)
     return [NO_FEED_FORWARD if only == "mixer" else part for only, part in zip(alone, parts, strict=True)]

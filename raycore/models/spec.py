@@ -277,10 +277,10 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     is_gated: bool = True
     """Whether the feed-forward part of dense layers has a gate. Otherwise it is `down(activation(up(x)))`, with the
     activation that `gate` names."""
-    dense: Literal["plain", "xielu"] = "plain"
+    dense: Literal["plain", "scaled", "xielu"] = "plain"
     """The kind of dense feed-forward parts. With `xielu`, this activation is in the place of `gate`, without a gate."""
-    mlp_multipliers: tuple[float, float] | None = None
-    """What the gate of dense layers, before its activation, and their results are multiplied by. None: by 1."""
+    mlp_multipliers: tuple[float, float] = (1.0, 1.0)
+    """What the gate of parts of the kind `scaled`, before its activation, and their results are multiplied by."""
     encoder: EncoderSpec | None = None
     """What an encoder has instead of a decoder's parts. None: it is a decoder."""
     attention_scale: float | None = None

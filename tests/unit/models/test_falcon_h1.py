@@ -21,7 +21,7 @@ def test_every_layer_of_falcon_h1_has_both_mixers(tmp_path: Path) -> None:
     assert spec.mixers == [spec.state] * 3
     mamba = spec.state.mamba
     assert (mamba.num_v_heads, mamba.v_dim, mamba.k_dim, mamba.num_groups, mamba.norm) == (128, 8, 256, 1, None)
-    assert spec.mlp_multipliers is None
+    assert (spec.dense, spec.mlp_multipliers) == ("plain", (1.0, 1.0))
     wide = spec_of(tmp_path, FALCON_H1, mamba_d_ssm=None, mamba_rms_norm=True).state
     assert isinstance(wide, BesideSpec)
     assert (wide.mamba.v_dim, wide.mamba.norm) == (64, "before_gate")
@@ -47,6 +47,7 @@ def test_multipliers_of_falcon_h1_are_read(tmp_path: Path) -> None:
     assert (spec.logits_multiplier, spec.embedding_multiplier, spec.attention_scale) == (0.5, 3.0, 0.25 / 8)
     assert (spec.state.attention_multipliers, spec.state.mamba_multipliers) == ((1.5, 0.75), (1.25, 0.625))
     assert (spec.state.mamba.multipliers, spec.mlp_multipliers) == ((0.5, 1.0, 2.0, 3.0, 4.0), (2.0, 0.125))
+    assert spec.dense == "scaled"
 
 
 @pytest.mark.parametrize(
