@@ -197,9 +197,8 @@ def divide_layers(layers: Sequence[LayerCacheSpec], limits: CacheLimits) -> Cach
 
     def cost(layout: CacheLayout) -> tuple[int, int]:
         pages = set(_pages([group.layers for group in layout.groups], layers).values())
-        return sum(page.num_bytes for page in pages) * sum(
-            layout.blocks_of(limits.max_model_len, chunk=1)
-        ), layout.num_groups
+        block_bytes = sum(page.num_bytes for page in pages)
+        return block_bytes * sum(layout.blocks_of(limits.max_model_len, chunk=1)), layout.num_groups
 
     return min(layouts, key=cost)
 
