@@ -133,10 +133,16 @@ def test_ray_serve_delivers_events_as_they_are_made_and_aborts_a_request_when_it
     is_seen = Event()
     impatient = Thread(target=lambda: asyncio.run(leave_when(is_seen, url)))
     impatient.start()
-    eventually(lambda: the_rank().num_running == 1)
+    eventually(lambda: the_rank().num_running == 1, lambda: f"{the_rank()}; asked: {asked_of_replica(url)}")
     is_seen.set()
     impatient.join()
     eventually(lambda: the_rank().num_running == 0, timeout_s=LONG_S / 2)
+
+
+def asked_of_replica(url: str) -> list[str]:
+    """What the replica says of its requests: it has got them, or Serve's proxy still has."""
+    metrics = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {KEY}"}, timeout=10).text
+    return [line for line in metrics.splitlines() if "request" in line and not line.startswith("#")]
 
 
 async def leave_when(is_seen: Event, url: str) -> None:
