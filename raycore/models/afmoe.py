@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, check_known, plain_parts, windows_by_type
+from raycore.models.family import DEFAULTS, Family, attention_biases, check_known, plain_parts, windows_by_type
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts, TensorNames
 from raycore.parts.experts.models import (
@@ -52,12 +52,11 @@ _KNOWN = {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group
 
 def _parts(config: JsonFields) -> Parts:
     check_known(config, _KNOWN)
-    has_bias, rotation = config.bool_("attention_bias"), parse_rotation(config)
+    rotation = parse_rotation(config)
     windows = windows_by_type(config, full_every=config.int_("global_attn_every_n_layers"))
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(config),
         qk_norm="heads",
         attention_gate="elements",
         layer_windows=windows,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, check_known, plain_parts
+from raycore.models.family import DEFAULTS, Family, attention_biases, check_known, plain_parts
 from raycore.models.spec import Parts, TensorNames
 
 _DEFAULTS = {
@@ -29,11 +29,9 @@ _KNOWN = {"hidden_act": "xielu", "qk_norm": True, "post_norm": False, "mlp_bias"
 
 def _parts(config: JsonFields) -> Parts:
     check_known(config, _KNOWN)
-    has_bias = config.bool_("attention_bias")
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(config),
         qk_norm="heads",
         gate="silu",
         is_gated=False,

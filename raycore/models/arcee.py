@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, biases, plain_parts
 from raycore.models.spec import Parts
 
 _DEFAULTS = {
@@ -19,8 +19,7 @@ _DEFAULTS = {
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("attention_bias")
-    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, mlp_bias=config.bool_("mlp_bias"), is_gated=False)
+    return plain_parts(config, **biases(config), is_gated=False)
 
 
 ARCEE = Family(_DEFAULTS, _parts)

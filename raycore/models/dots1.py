@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, attention_biases, plain_parts
 from raycore.models.glm4_moe import grouped_experts
 from raycore.models.qwen2 import windows_of_last
 from raycore.models.spec import Parts
@@ -30,11 +30,9 @@ _DEFAULTS = {
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("attention_bias")
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(config),
         qk_norm="heads",
         layer_windows=windows_of_last(config, config.optional_int("sliding_window")),
         moe=grouped_experts(config, sparse_after(config, "first_k_dense_replace")),

@@ -10,7 +10,7 @@ from raycore.models.olmo2 import NORMS_AFTER_BLOCKS
 from raycore.models.rotation import Rotation, parse_rotation
 from raycore.models.spec import Parts
 
-_DEFAULTS = {
+EXAONE4_DEFAULTS = {
     **DEFAULTS,
     "vocab_size": 102400,
     "intermediate_size": 16384,
@@ -44,4 +44,4 @@ def windows(config: JsonFields) -> list[int | None]:
     return windows_by_type(config, full_every=None if is_listed else config.int_("sliding_window_pattern"))
 
 
-EXAONE4 = Family(_DEFAULTS, _parts)
+EXAONE4 = Family(EXAONE4_DEFAULTS, _parts)

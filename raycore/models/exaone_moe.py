@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.exaone4 import local_rotations, windows
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.exaone4 import EXAONE4_DEFAULTS, local_rotations, windows
+from raycore.models.family import Family, plain_parts
 from raycore.models.spec import Parts
 from raycore.parts.experts.models import (
     ExpertNames,
@@ -17,12 +17,7 @@ from raycore.parts.experts.models import (
 )
 
 _DEFAULTS = {
-    **DEFAULTS,
-    "vocab_size": 102400,
-    "intermediate_size": 16384,
-    "rms_norm_eps": 1e-5,
-    "sliding_window": 4096,
-    "sliding_window_pattern": 4,
+    **EXAONE4_DEFAULTS,
     "first_k_dense_replace": 1,
     "num_experts": 64,
     "num_experts_per_tok": 8,
@@ -32,6 +27,7 @@ _DEFAULTS = {
     "topk_group": 1,
     "norm_topk_prob": True,
     "routed_scaling_factor": 2.5,
+    "bos_token_id": 1,
     "eos_token_id": 53,
 }
 _NAMES = ExpertNames(correction="e_score_correction_bias")

@@ -5,27 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.bamba import BAMBA_DEFAULTS, BAMBA_NAMES
+from raycore.models.family import Family, biases, plain_parts
 from raycore.models.granite_hybrid import mamba2_layers
 from raycore.models.mixers.beside import BesideSpec
 from raycore.models.rotation import head_dim
-from raycore.models.spec import Parts, TensorNames
+from raycore.models.spec import Parts
 
 _DEFAULTS = {
-    **DEFAULTS,
-    "vocab_size": 128000,
-    "intermediate_size": 14336,
-    "num_key_value_heads": 8,
+    **BAMBA_DEFAULTS,
     "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 1.0,
     "mamba_d_ssm": 1024,
-    "mamba_n_heads": 128,
-    "mamba_n_groups": 1,
-    "mamba_d_state": 256,
-    "mamba_d_head": "auto",
-    "mamba_d_conv": 4,
-    "mamba_expand": 2,
-    "mamba_conv_bias": True,
     "mamba_norm_before_gate": True,
     "mamba_rms_norm": False,
     "lm_head_multiplier": 1.0,
@@ -36,13 +27,6 @@ _DEFAULTS = {
     "ssm_in_multiplier": 1.0,
     "ssm_out_multiplier": 1.0,
 }
-_NAMES = TensorNames(
-    before_feed_forward="pre_ff_layernorm",
-    gate="feed_forward.gate_proj",
-    up="feed_forward.up_proj",
-    down="feed_forward.down_proj",
-    last_norm="final_layernorm",
-)
 
 
 def _convert(config: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +37,7 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
 def _parts(config: JsonFields) -> Parts:
     if config.bool_("projectors_bias"):
         raise config.error("projectors_bias", "false")
-    num_layers, has_bias = config.int_("num_hidden_layers"), config.bool_("attention_bias")
+    num_layers = config.int_("num_hidden_layers")
     norm = "before_gate" if config.bool_("mamba_norm_before_gate") else "after_gate"
     mamba = mamba2_layers(
         config,
@@ -65,9 +49,7 @@ def _parts(config: JsonFields) -> Parts:
     multipliers: Any = _multipliers(config, "mlp_multipliers", 2)
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
-        mlp_bias=config.bool_("mlp_bias"),
+        **biases(config),
         dense="plain" if multipliers == (1.0, 1.0) else "scaled",
         mlp_multipliers=multipliers,
         attention_scale=config.float_("key_multiplier") * head_dim(config) ** -0.5,
@@ -79,7 +61,7 @@ def _parts(config: JsonFields) -> Parts:
             (config.float_("attention_in_multiplier"), config.float_("attention_out_multiplier")),
             (config.float_("ssm_in_multiplier"), config.float_("ssm_out_multiplier")),
         ),
-        names=_NAMES,
+        names=BAMBA_NAMES,
     )
 
 

@@ -53,6 +53,22 @@ def gate(config: JsonFields, key: str = "hidden_act") -> Gate:
     return read_activation(config, key, get_args(GateName))
 
 
+def attention_biases(config: JsonFields, key: str = "attention_bias") -> dict[str, bool]:
+    """Return the parts that say whether the projections of attention have biases: all or none of them."""
+    has_bias = config.bool_(key)
+    return {"qkv_bias": has_bias, "o_bias": has_bias}
+
+
+def biases(config: JsonFields) -> dict[str, bool]:
+    """Return these, and whether the projections of dense parts have biases, as `mlp_bias` says."""
+    return attention_biases(config) | {"mlp_bias": config.bool_("mlp_bias")}
+
+
+def ungated_parts(config: JsonFields, **parts: Any) -> Parts:
+    """Return `parts`, with layer norms that have biases, and without gates."""
+    return plain_parts(config, **{"is_gated": False, "norm": "biased_layer"} | parts)
+
+
 def norm_eps_at(key: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return a `Family.convert_config` for families whose config.json calls the norms' `rms_norm_eps` so."""
     return lambda config: config | {"rms_norm_eps": config[key]} if key in config else config

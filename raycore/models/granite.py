@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, biases, plain_parts
 from raycore.models.spec import Parts
 
 GRANITE_DEFAULTS = {
@@ -19,12 +19,9 @@ GRANITE_DEFAULTS = {
 
 def granite_parts(config: JsonFields, **parts: Any) -> Parts:
     """Return the parts of Granite, and `parts`, which it doesn't have."""
-    has_bias = config.bool_("attention_bias")
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
-        mlp_bias=config.bool_("mlp_bias"),
+        **biases(config),
         attention_scale=config.float_("attention_multiplier"),
         embedding_multiplier=config.float_("embedding_multiplier"),
         scales_given_embeddings=True,

@@ -14,9 +14,7 @@ from raycore.models.mixers.state import state_layers
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts, TensorNames
 
-_DEFAULTS = {
-    **GRANITE_MOE_DEFAULTS,
-    "shared_intermediate_size": 1024,
+MAMBA2_DEFAULTS = {
     "mamba_n_heads": 128,
     "mamba_n_groups": 1,
     "mamba_d_state": 256,
@@ -25,6 +23,7 @@ _DEFAULTS = {
     "mamba_expand": 2,
     "mamba_conv_bias": True,
 }
+_DEFAULTS = {**GRANITE_MOE_DEFAULTS, **MAMBA2_DEFAULTS, "shared_intermediate_size": 1024}
 _NAMES = TensorNames(gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear")
 _TYPES = {"mamba": "linear_attention", "attention": "full_attention"}
 """What transformers 4 calls layers, and what it is called now."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, attention_biases, plain_parts
 from raycore.models.rotation import Rotation, head_dim, parse_rotation, rope_parameters
 from raycore.models.spec import Parts, TensorNames
 
@@ -25,11 +25,9 @@ def _rotation(config: JsonFields) -> Rotation:
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("attention_bias")
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(config),
         qk_norm="heads",
         is_rotated_first=True,
         rotations=[_rotation(config)] * config.int_("num_hidden_layers"),

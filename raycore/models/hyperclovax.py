@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import Family, plain_parts
+from raycore.models.family import Family, biases, plain_parts
 from raycore.models.granite import GRANITE_DEFAULTS
 from raycore.models.spec import Parts, TensorNames
 
@@ -12,12 +12,9 @@ _NAMES = TensorNames(after_attention="post_norm1", after_feed_forward="post_norm
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("attention_bias")
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
-        mlp_bias=config.bool_("mlp_bias"),
+        **biases(config),
         attention_scale=config.optional_float("attention_multiplier"),
         embedding_multiplier=config.float_("embedding_multiplier"),
         scales_given_embeddings=True,

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import Family, plain_parts
+from raycore.models.family import Family, biases, plain_parts
 from raycore.models.spec import Parts
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("attention_bias")
-    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, mlp_bias=config.bool_("mlp_bias"))
+    return plain_parts(config, **biases(config))
 
 
 LLAMA = Family(parts=_parts)

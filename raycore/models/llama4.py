@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, check_known, fields_of, plain_parts
+from raycore.models.family import DEFAULTS, Family, attention_biases, check_known, fields_of, plain_parts
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts, QueryScale, TensorNames
 from raycore.parts.experts.models import (
@@ -56,13 +56,12 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
 
 def _parts(config: JsonFields) -> Parts:
     check_known(config, {"router_jitter_noise": 0.0})
-    rotates, has_bias = _rotates(config), config.bool_("attention_bias")
+    rotates = _rotates(config)
     rotation = parse_rotation(config, is_adjacent=True)
     has_norms = config.bool_("use_qk_norm")
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(config),
         qk_norm="unit" if has_norms else None,
         is_rotated_first=has_norms,
         layer_windows=_chunks(config, rotates),

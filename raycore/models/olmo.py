@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import Family, plain_parts
+from raycore.models.family import Family, attention_biases, plain_parts
 from raycore.models.olmo2 import OLMO_DEFAULTS
 from raycore.models.spec import Parts
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("attention_bias")
-    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, norm="bare_layer")
+    return plain_parts(config, **attention_biases(config), norm="bare_layer")
 
 
 OLMO = Family(OLMO_DEFAULTS, _parts, only={"clip_qkv": None})

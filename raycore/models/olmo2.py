@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, attention_biases, plain_parts
 from raycore.models.spec import Parts, TensorNames
 
 OLMO_DEFAULTS = {
@@ -25,9 +25,8 @@ NORMS_AFTER_BLOCKS = TensorNames(
 
 def olmo_parts(config: JsonFields, **parts: Any) -> Parts:
     """Return the parts of OLMo 2, and `parts`."""
-    has_bias = config.bool_("attention_bias")
     parts = {"names": NORMS_AFTER_BLOCKS, **parts}
-    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm="width", **parts)
+    return plain_parts(config, **attention_biases(config), qk_norm="width", **parts)
 
 
 OLMO2 = Family(OLMO_DEFAULTS, olmo_parts)

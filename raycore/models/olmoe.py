@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, attention_biases, plain_parts
 from raycore.models.spec import Parts
 from raycore.parts.experts.models import ExpertChoice, MoeSpec, num_chosen, num_experts
 
@@ -24,7 +24,6 @@ _DEFAULTS = {
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("attention_bias")
     experts = MoeSpec(
         num_experts(config),
         num_chosen(config),
@@ -33,7 +32,7 @@ def _parts(config: JsonFields) -> Parts:
         ExpertChoice(is_normalized=config.bool_("norm_topk_prob")),
         size_key="intermediate_size",
     )
-    return plain_parts(config, qkv_bias=has_bias, o_bias=has_bias, qk_norm="width", moe=experts)
+    return plain_parts(config, **attention_biases(config), qk_norm="width", moe=experts)
 
 
 OLMOE = Family(_DEFAULTS, _parts, only={"clip_qkv": None})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import Family, plain_parts, same_window
+from raycore.models.family import Family, attention_biases, plain_parts, same_window
 from raycore.models.qwen2 import QWEN2_DEFAULTS
 from raycore.models.spec import Parts
 from raycore.parts.experts.models import ExpertChoice, MoeSpec, num_chosen, num_experts, sparse_layers
@@ -21,7 +21,6 @@ _DEFAULTS = {
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("attention_bias")
     sparse = sparse_layers(config)
     experts = MoeSpec(
         num_experts(config),
@@ -32,8 +31,7 @@ def _parts(config: JsonFields) -> Parts:
     )
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(config),
         qk_norm="heads",
         layer_windows=same_window(config) if config.bool_("use_sliding_window") else [None] * len(sparse),
         moe=experts if any(sparse) else None,

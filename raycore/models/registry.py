@@ -56,7 +56,6 @@ from raycore.models.helium import HELIUM
 from raycore.models.hunyuan import HUNYUAN
 from raycore.models.hy_v3 import HY_V3
 from raycore.models.hyperclovax import HYPERCLOVAX
-from raycore.models.jais2 import JAIS2
 from raycore.models.kimi_linear import KIMI_LINEAR
 from raycore.models.laguna import LAGUNA
 from raycore.models.lfm2 import LFM2, LFM2_MOE
@@ -86,7 +85,7 @@ from raycore.models.multimodal import (
     text_family,
     text_fields,
 )
-from raycore.models.nemotron import NEMOTRON
+from raycore.models.nemotron import JAIS2, NEMOTRON
 from raycore.models.nemotron_h import NEMOTRON_H
 from raycore.models.olmo import OLMO
 from raycore.models.olmo2 import OLMO2

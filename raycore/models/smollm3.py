@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts, windows_by_type
+from raycore.models.family import DEFAULTS, Family, biases, plain_parts, windows_by_type
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts
 
@@ -35,13 +35,10 @@ def _rotated_layers(config: JsonFields) -> list[bool]:
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("attention_bias")
     rotation = parse_rotation(config)
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
-        mlp_bias=config.bool_("mlp_bias"),
+        **biases(config),
         layer_windows=windows_by_type(config) if config.bool_("use_sliding_window") else None,
         rotations=[rotation if is_rotated else None for is_rotated in _rotated_layers(config)],
     )

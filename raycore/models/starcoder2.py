@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, norm_eps_at, plain_parts
+from raycore.models.family import DEFAULTS, Family, attention_biases, norm_eps_at, ungated_parts
 from raycore.models.spec import Parts, TensorNames
 
 _DEFAULTS = {
@@ -26,17 +26,9 @@ _NAMES = TensorNames(up="mlp.c_fc", down="mlp.c_proj")
 
 
 def _parts(config: JsonFields) -> Parts:
-    has_bias = config.bool_("use_bias")
-    return plain_parts(
-        config,
-        layer_windows=[config.optional_int("sliding_window")] * config.int_("num_hidden_layers"),
-        qkv_bias=has_bias,
-        o_bias=has_bias,
-        mlp_bias=has_bias,
-        is_gated=False,
-        norm="biased_layer",
-        names=_NAMES,
-    )
+    windows = [config.optional_int("sliding_window")] * config.int_("num_hidden_layers")
+    has_bias = attention_biases(config, "use_bias")
+    return ungated_parts(config, layer_windows=windows, **has_bias, mlp_bias=has_bias["o_bias"], names=_NAMES)
 
 
 STARCODER2 = Family(_DEFAULTS, _parts, norm_eps_at("norm_epsilon"))
