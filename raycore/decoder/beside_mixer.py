@@ -6,9 +6,9 @@ side; and those of the mixers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -24,42 +24,26 @@ from raycore.models.spec import ModelSpec
 from raycore.parts.adapters.weights import LoraLinear
 from raycore.state.recurrence import StateMemory
 from raycore.weights.attention_weights import AttentionWeights
+from raycore.weights.layer_part_weights import LayerPartWeights
+from raycore.weights.weight import Weight
 
 
-@dataclass(kw_only=True)
-class BesideWeights(AttentionWeights):
-    """The weights of attention, and of Mamba-2 as `Mamba2Weights` has them, in one layer on one rank."""
+@dataclass
+class BesideWeights(LayerPartWeights):
+    """The weights of attention and of Mamba-2 in one layer on one rank."""
 
-    in_ID: Tensor
-    z_OD: Tensor
-    conv_CW: Tensor
-    decay_N: Tensor
-    bias_N: Tensor
-    skip_N: Tensor
-    mamba_o_DO: Tensor
-    norm_O: Tensor | None = None
-    conv_bias_C: Tensor | None = None
+    attention: AttentionWeights
+    mamba: Mamba2Weights
 
-    NAMES: ClassVar[Mapping[str, str]] = {
-        **AttentionWeights.NAMES,
-        **{"mamba_o_DO" if field == "o_DO" else field: name for field, name in Mamba2Weights.NAMES.items()},
-    }
-    MULTIPLIED: ClassVar[tuple[str, ...]] = (*AttentionWeights.MULTIPLIED, "in_ID", "z_OD", "mamba_o_DO")
+    NAMES: ClassVar[Mapping[str, str]] = {}
+    MULTIPLIED: ClassVar[tuple[str, ...]] = ()
 
-    @classmethod
-    def of(cls, attention: AttentionWeights, mamba: Mamba2Weights) -> BesideWeights:
-        """Return the weights of both."""
-        own = {"mamba_o_DO" if field == "o_DO" else field: each for field, each in vars(mamba).items()}
-        return cls(**vars(attention), **own)
+    def named(self) -> Iterator[tuple[str, Weight | None]]:
+        yield from self.attention.named()
+        yield from self.mamba.named()
 
-    @property
-    def attention(self) -> AttentionWeights:
-        return AttentionWeights(**{field.name: getattr(self, field.name) for field in fields(AttentionWeights)})
-
-    @property
-    def mamba(self) -> Mamba2Weights:
-        own: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(Mamba2Weights)}
-        return Mamba2Weights(**own | {"o_DO": self.mamba_o_DO})
+    def num_weights(self, model: ModelSpec) -> int:
+        return self.attention.num_weights(model) + self.mamba.num_weights(model)
 
 
 class BesideMixer(Mixer):
@@ -87,7 +71,7 @@ class BesideMixer(Mixer):
         return torch.cat([attended_TX, values_TX], 1)
 
     def weights(self) -> BesideWeights:
-        return BesideWeights.of(self._attention.weights(), self._mamba.weights())
+        return BesideWeights(self._attention.weights(), self._mamba.weights())
 
     @staticmethod
     def reorder_adapter_(linears: Mapping[str, LoraLinear], spec: ModelSpec, index: int, tp_size: int) -> None:
@@ -110,7 +94,13 @@ def _scaled(x_TI: Tensor, multiplier: float) -> Tensor:
 
 
 class _SummedLinears:
-    """The sum of linear layers, each multiplied, that read one part of the input each. Implements `Linear`."""
+    """The sum of linear layers, each multiplied, that read one part of the input each. Implements `Linear`.
+
+    Nobody asks for its weight: those of the parts are in the weights of both mixers.
+    """
+
+    weight = torch.empty(0, 0)
+    bias = None
 
     def __init__(self, parts: list[tuple[Linear, float]], sizes: list[int]) -> None:
         """
@@ -120,16 +110,6 @@ class _SummedLinears:
         """
         self._parts = parts
         self._sizes = sizes
-
-    @property
-    def weight(self) -> Tensor:
-        """The layer that this is, if its weights are tensors."""
-        return torch.cat([torch.as_tensor(linear.weight) * multiplier for linear, multiplier in self._parts], 1)
-
-    @property
-    def bias(self) -> Tensor | None:
-        biases = [linear.bias * multiplier for linear, multiplier in self._parts if linear.bias is not None]
-        return sum(biases[1:], biases[0]) if biases else None
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         first, *others = self._outputs(x_TI)

@@ -81,6 +81,11 @@ class LayerPart(msgspec.Struct, frozen=True):
         """Return why a model that has this part can't be used with what is asked. None: it can."""
         return self.refused.get(asked)
 
+    def inner(self, model: ModelSpec) -> Mapping[str, LayerPart]:
+        """Return the parts that it consists of, by the fields of its weights' class that have their weights. Empty: it
+        is one by itself."""
+        return {}
+
     @abstractmethod
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None

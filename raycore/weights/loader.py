@@ -255,7 +255,9 @@ class RankLayout:
 
     def part(self, part: LayerPart, prefix: str, num_inputs: int | None = None) -> Any:
         """Return the weights of a part of a layer. The other arguments are those of `layer`."""
-        share, made = self._share, import_path(part.weights_class)
+        share, made, inner = self._share, import_path(part.weights_class), part.inner(self._spec)
+        if inner:
+            return made(**{field: self.part(each, prefix, num_inputs) for field, each in inner.items()})
         of_rank = share.tp_rank, share.tp_size
         fields = self._linears(prefix, part.linears(self._spec, *of_rank, num_inputs))
         vectors = {each.field: self._parts(prefix, each) for each in part.vectors(self._spec, *of_rank)}

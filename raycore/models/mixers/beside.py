@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, ClassVar, cast
 
-from raycore.models.layer_part import PartTensor
+from raycore.models.layer_part import LayerPart, PartTensor
 from raycore.models.linears import FusedLinear
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.mamba2 import Mamba2Spec
@@ -20,9 +20,6 @@ from raycore.models.mixers.state import StateMixer
 
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec
-
-_OUTPUT = "o_DO"
-"""A field that the weights of both mixers have."""
 
 
 class BesideSpec(StateMixer, frozen=True, tag=True):
@@ -50,20 +47,17 @@ class BesideSpec(StateMixer, frozen=True, tag=True):
         """Return what computes the states on one of `tp_size` ranks: attention has none."""
         return self.mamba.of_rank(tp_size)
 
+    def inner(self, model: ModelSpec) -> Mapping[str, LayerPart]:
+        return {"attention": attention_beside(model), "mamba": self.mamba}
+
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
     ) -> tuple[FusedLinear, ...]:
-        of_rank = tp_rank, tp_size, num_inputs
-        own = (
-            linear._replace(field=f"mamba_{linear.field}") if linear.field == _OUTPUT else linear
-            for linear in self.mamba.linears(model, *of_rank)
-        )
-        return *attention_beside(model).linears(model, *of_rank), *own
+        parts = self.inner(model).values()
+        return tuple(chain.from_iterable(each.linears(model, tp_rank, tp_size, num_inputs) for each in parts))
 
     def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
-        return tuple(
-            chain.from_iterable(each.vectors(model, tp_rank, tp_size) for each in (attention_beside(model), self.mamba))
-        )
+        return tuple(chain.from_iterable(each.vectors(model, tp_rank, tp_size) for each in self.inner(model).values()))
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:
         return attention_beside(model).sizes(model, tp_size)

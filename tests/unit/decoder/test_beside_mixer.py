@@ -92,12 +92,14 @@ def test_outputs_of_projections_of_mamba2_are_multiplied() -> None:
 @pytest.mark.parametrize("norm", ["before_gate", None])
 def test_mamba2_is_normalized_before_the_gate_or_not_at_all(norm: str | None) -> None:
     assert not torch.equal(outcome(model()), outcome(model(norm=norm)))
-    assert (mixer_of(model(norm=norm)).weights().norm_O is None) == (norm is None)
+    assert (mixer_of(model(norm=norm)).weights().mamba.norm_O is None) == (norm is None)
 
 
 def test_the_output_is_a_linear_layer_that_adds_to_hidden_states() -> None:
     mixer = mixer_of(model(attention_multipliers=(1.0, 0.5), mamba_multipliers=(1.0, 3.0)))
     x_TX, h_TD = mixer(torch.randn(3, SPEC.hidden_size), Noting()), torch.randn(3, SPEC.hidden_size)
     expected = h_TD + mixer.o(x_TX)
-    torch.testing.assert_close(x_TX @ mixer.o.weight.t() + mixer.o.bias, mixer.o(x_TX), atol=1e-4, rtol=1e-4)
+    own, (attended_TX, values_TX) = mixer.weights(), x_TX.split([SPEC.num_heads * SPEC.head_dim, MAMBA.num_values], 1)
+    summed = 0.5 * (attended_TX @ own.attention.o_DO.t() + own.attention.o_bias) + 3.0 * values_TX @ own.mamba.o_DO.t()
+    torch.testing.assert_close(mixer.o(x_TX), summed, atol=1e-4, rtol=1e-4)
     assert torch.equal(mixer.o.add_to(h_TD, x_TX), expected)

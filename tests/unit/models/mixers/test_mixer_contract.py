@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,7 +19,7 @@ from raycore.checkpoint.stored_model import fit_model
 from raycore.checkpoint.weight_files import stored_tensors
 from raycore.class_paths import import_path
 from raycore.decoder.mixer import Mixer
-from raycore.models.layer_part import PartTensor
+from raycore.models.layer_part import LayerPart, PartTensor
 from raycore.models.linears import FusedLinear
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.beside import BesideSpec
@@ -34,7 +35,7 @@ from raycore.state.recurrence import Recurrence
 from raycore.state.state_layers import empty_states, state_bytes
 from raycore.step.memory import MixerMemory
 from raycore.weights.layer_part_weights import LayerPartWeights
-from raycore.weights.loader import empty_decoder_weights
+from raycore.weights.loader import LayerWeights, empty_decoder_weights
 from raycore.weights.share import WeightShare
 
 KINDS: list[type[MixerSpec]] = [AttentionHeads, LatentHeads, NoMixer, *get_args(StateSpec)]
@@ -61,7 +62,8 @@ def test_what_computes_a_mixer_can_be_imported(kind: type[MixerSpec]) -> None:
     assert issubclass(import_path(kind.memory), MixerMemory)
     weights = import_path(kind.weights_class)
     assert issubclass(weights, LayerPartWeights)
-    assert {field.name for field in dataclasses.fields(weights)} == set(weights.NAMES)
+    # parts of parts have weights of their own
+    assert kind is BesideSpec or {field.name for field in dataclasses.fields(weights)} == set(weights.NAMES)
     assert set(weights.MULTIPLIED) <= set(weights.NAMES)
     assert len(set(weights.NAMES.values())) == len(weights.NAMES)
     assert set(kind.refused_adapters) <= set(REFUSED_ADAPTERS)
@@ -112,8 +114,8 @@ def test_the_rows_of_all_ranks_are_the_whole(checkpoint: tuple[Path, ModelSpec],
 def test_the_weights_that_a_rank_allocates_are_the_declared_ones(checkpoint: tuple[Path, ModelSpec]) -> None:
     _, spec = checkpoint
     share = WeightShare(spec, torch.bfloat16, 1, 2, device=torch.device("meta"))
-    for mixer, layer in zip(spec.mixers, empty_decoder_weights(share).layers, strict=True):
-        found = {field: each for field, each in vars(layer.mixer).items() if each is not None}
+    for mixer, weights in _with_inner(spec, empty_decoder_weights(share).layers):
+        found = {field: each for field, each in vars(weights).items() if each is not None}
         linears, vectors = mixer.linears(spec, 1, 2), mixer.vectors(spec, 1, 2)
         shapes: dict[str, tuple[int, ...]] = {}
         for linear in linears:
@@ -129,7 +131,7 @@ def test_the_weights_that_a_rank_allocates_are_the_declared_ones(checkpoint: tup
             vector.field for vector in vectors if vector.is_float32
         }
         multiplied = sum(math.prod(shapes[linear.field]) for linear in linears)
-        assert layer.mixer.num_weights(spec) == multiplied
+        assert weights.num_weights(spec) == multiplied
 
 
 @pytest.mark.parametrize("tp_size", [1, 2])
@@ -145,7 +147,8 @@ def test_the_states_that_a_rank_allocates_are_the_declared_ones(
         if tensors:
             fields: set[str] = {each.name for each in dataclasses.fields(import_path(mixer.recurrence).layer)}
             assert {each.field for each in tensors} <= fields
-            names: set[str] = set(import_path(mixer.weights_class).NAMES)
+            parts = [mixer, *mixer.inner(spec).values()]
+            names = {name for part in parts for name in import_path(part.weights_class).NAMES}
             # what computes lightning attention gets constants instead of weights
             assert isinstance(mixer, LightningSpec) or fields - {each.field for each in tensors} <= names
 
@@ -170,6 +173,15 @@ def test_adapters_may_change_the_linear_layers_that_peft_finds(checkpoint: tuple
             end = f"layers.{layer}.{in_network.get(name, name)}"
             found = [each for known, each in modules.items() if known.endswith(end)]
             assert [(each.out_features, each.in_features) for each in found] == [shape], name
+
+
+def _with_inner(spec: ModelSpec, layers: list[LayerWeights]) -> Iterator[tuple[LayerPart, LayerPartWeights]]:
+    """The mixers of all layers, or the parts that these consist of, with their weights."""
+    for mixer, layer in zip(spec.mixers, layers, strict=True):
+        inner = mixer.inner(spec)
+        yield from ((part, getattr(layer.mixer, field)) for field, part in inner.items())
+        if not inner:
+            yield mixer, layer.mixer
 
 
 def _rows(declared: FusedLinear | PartTensor) -> tuple[Rows, ...]:
