@@ -53,6 +53,8 @@ NOTES: Mapping[str, str] = {
     "step3p7": "the texts",
     "gemma4_text": "only if all layers have heads of one size, unlike the models that there are",
     "laguna": "without caps of router logits",
+    "falcon_mamba": "residuals are in the model's data type, whatever `residual_in_fp32` says",
+    "mamba": "residuals are in the model's data type, whatever `residual_in_fp32` says",
     "mamba2": "residuals are in the model's data type, whatever `residual_in_fp32` says",
     "minimax_m3_vl_text": "only if no layer selects tokens",
 }
@@ -84,9 +86,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
         *("bloom", "cpmant", "doge", "falcon", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt", "reformer", "xglm"),
         *("xlm", "xlnet"),
     ),
-    _OTHER_STATES: (
-        *("falcon_mamba", "jamba", "jetmoe", "mamba", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),
-    ),
+    _OTHER_STATES: (*("jetmoe", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),),
     _OTHER_INPUTS: ("blt", "emu3", "fuyu", "got_ocr2"),
     _LOOPS: ("hrm_text", "inkling2_loop_text"),
     _RELATIVE: ("inkling2_text", "inkling_text"),

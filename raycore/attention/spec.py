@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -56,8 +56,9 @@ class MixerConstants(NamedTuple):
     """As `AttentionSpec.qk_norms_NH` has it."""
     sinks_N: Tensor | None = None
     """As `AttentionSpec.sinks_N` has it."""
-    of_state: Mapping[str, Tensor | None] = {}
-    """By the names of the fields of what the kernels of states know of a layer."""
+    of_state: Mapping[str, Any] = {}
+    """By the names of the fields of what the kernels of states know of a layer: tensors, None, or what the kernels
+    call."""
 
 
 class WeightCopies:

@@ -56,12 +56,14 @@ from raycore.models.helium import HELIUM
 from raycore.models.hunyuan import HUNYUAN
 from raycore.models.hy_v3 import HY_V3
 from raycore.models.hyperclovax import HYPERCLOVAX
+from raycore.models.jamba import JAMBA
 from raycore.models.kimi_linear import KIMI_LINEAR
 from raycore.models.laguna import LAGUNA
 from raycore.models.lfm2 import LFM2, LFM2_MOE
 from raycore.models.lfm3 import LFM3
 from raycore.models.llama import LLAMA
 from raycore.models.llama4 import LLAMA4
+from raycore.models.mamba import FALCON_MAMBA, MAMBA
 from raycore.models.mamba2 import MAMBA2
 from raycore.models.mimo import MIMO
 from raycore.models.mimo_v2_flash import MIMO_V2_FLASH
@@ -129,6 +131,7 @@ FAMILIES: Mapping[str, Family] = {
     "Exaone4ForCausalLM": EXAONE4,
     "ExaoneMoeForCausalLM": EXAONE_MOE,
     "FalconH1ForCausalLM": FALCON_H1,
+    "FalconMambaForCausalLM": FALCON_MAMBA,
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3_MULTIMODAL,
@@ -147,6 +150,7 @@ FAMILIES: Mapping[str, Family] = {
     "HyperCLOVAXForCausalLM": HYPERCLOVAX,
     "HYV3ForCausalLM": HY_V3,
     "Jais2ForCausalLM": JAIS2,
+    "JambaForCausalLM": JAMBA,
     "Kimi_K25ForConditionalGeneration": KIMI_K25,
     "KimiK25ForConditionalGeneration": KIMI_K25,
     "KimiLinearForCausalLM": KIMI_LINEAR,
@@ -157,8 +161,9 @@ FAMILIES: Mapping[str, Family] = {
     "Llama4ForCausalLM": LLAMA4,
     "Llama4ForConditionalGeneration": LLAMA4_MULTIMODAL,
     "LlamaForCausalLM": LLAMA,
-    "MiMoForCausalLM": MIMO,
     "Mamba2ForCausalLM": MAMBA2,
+    "MambaForCausalLM": MAMBA,
+    "MiMoForCausalLM": MIMO,
     "MiMoV2FlashForCausalLM": MIMO_V2_FLASH,
     "MiniMaxForCausalLM": MINIMAX,
     "MiniMaxM2ForCausalLM": MINIMAX_M2,

@@ -35,11 +35,13 @@ NUM_BLOCKS: dict[str, int] = {
     "granitemoehybrid_groups": 9,
     "falcon_h1": 9,
     "minimax": 9,
+    "jamba": 9,
     "gemma3": 20,
 }
 """The tests' families that are checked, and so few blocks that requests are preempted."""
 WITHOUT_GRAPHS = (
     *("qwen3_next", "kimi_linear", "lfm2", "granitemoehybrid", "granitemoehybrid_groups", "falcon_h1", "minimax"),
+    "jamba",
 )
 """Their layers keep states."""
 STATE_ERROR = 1e-4

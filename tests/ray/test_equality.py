@@ -115,7 +115,7 @@ SHAPES = {
 FAMILIES_OF_BASES = {"llama2": ("llama3", "mixtral"), "qwen3_next": ("qwen3_next",)}
 KINDS = {
     "llama2": ("gemma3", "gpt_oss", "deepseek_v3"),
-    "qwen3_next": ("qwen3_5_moe", "granitemoehybrid", "kimi_linear", "falcon_h1", "minimax"),
+    "qwen3_next": ("qwen3_5_moe", "granitemoehybrid", "kimi_linear", "falcon_h1", "minimax", "jamba"),
 }
 """More families, whose layers keep other things."""
 SHAPE_OF_ALL_KINDS = (2, 2, False)

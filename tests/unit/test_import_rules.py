@@ -161,6 +161,7 @@ CIRCLES_OF_TYPES = {
     ("raycore.models.mixers.kinds", "raycore.models.spec"),
     ("raycore.models.mixers.latent", "raycore.models.spec"),
     ("raycore.models.mixers.lightning", "raycore.models.spec"),
+    ("raycore.models.mixers.mamba1", "raycore.models.spec"),
     ("raycore.models.mixers.mamba2", "raycore.models.spec"),
     ("raycore.models.mixers.no_mixer", "raycore.models.spec"),
     ("raycore.models.mixers.short_conv", "raycore.models.spec"),

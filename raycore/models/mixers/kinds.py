@@ -17,6 +17,7 @@ from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.lightning import LightningSpec
+from raycore.models.mixers.mamba1 import Mamba1Spec
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.no_mixer import NO_MIXER
 from raycore.models.mixers.short_conv import ShortConvSpec
@@ -25,7 +26,7 @@ from raycore.models.mixers.spec import MixerSpec
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec  # it has mixers
 
-StateSpec = BesideSpec | DeltaSpec | KdaSpec | LightningSpec | Mamba2Spec | ShortConvSpec
+StateSpec = BesideSpec | DeltaSpec | KdaSpec | LightningSpec | Mamba1Spec | Mamba2Spec | ShortConvSpec
 """The layers of a model that keep a state."""
 REFUSED_ADAPTERS: Mapping[str, str] = {
     part: why for kind in (LatentHeads, *get_args(StateSpec)) for part, why in kind.refused_adapters.items()

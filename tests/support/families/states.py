@@ -46,6 +46,20 @@ STATES: dict[str, Toy] = {
         {"rope_parameters.partial_rotary_factor": 1.0, "rms_norm_eps": 0.1},
         is_plain=True,
     ),
+    # Mamba-1 whose times, B and C get norms without weights
+    "falcon_mamba": Toy(
+        "FalconMambaConfig",
+        {
+            "intermediate_size": 144,
+            "state_size": 12,
+            "time_step_rank": 5,
+            "use_conv_bias": False,
+            "mixer_rms_eps": 1e-3,
+            "tie_word_embeddings": False,
+        },
+        {"mixer_rms_eps": 1.0},
+        is_plain=True,
+    ),
     # attention and Mamba-2 in the same layers, with all multipliers and no norm between
     "falcon_h1": Toy(
         "FalconH1Config",
@@ -149,6 +163,24 @@ STATES: dict[str, Toy] = {
             "mamba_conv_bias": False,
         },
     ),
+    # Mamba-1 with norms, attention without rotation, and experts in every second layer
+    "jamba": Toy(
+        "JambaConfig",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "num_key_value_heads": 2,
+            "num_experts": 6,
+            "num_experts_per_tok": 3,
+            "mamba_d_state": 12,
+            "mamba_d_conv": 3,
+            "mamba_expand": 3,
+            "mamba_dt_rank": 5,
+            "mamba_proj_bias": True,
+        },
+        {"num_experts_per_tok": 2, "rms_norm_eps": 0.1},
+    ),
     # a decay of each channel, latent attention without rotation, and experts in groups
     "kimi_linear": Toy(
         "KimiLinearConfig",
@@ -231,7 +263,20 @@ STATES: dict[str, Toy] = {
             "tie_word_embeddings": False,
         },
     ),
-    # no layer has attention or a feed-forward part
+    # no layer has attention or a feed-forward part, and each channel has a state of its own
+    "mamba": Toy(
+        "MambaConfig",
+        {
+            "num_hidden_layers": 3,
+            "state_size": 12,
+            "time_step_rank": 5,
+            "conv_kernel": 3,
+            "use_bias": True,
+            "layer_norm_epsilon": 1e-3,
+        },
+        {"layer_norm_epsilon": 1.0},
+    ),
+    # likewise, and heads have states
     "mamba2": Toy(
         "Mamba2Config",
         {

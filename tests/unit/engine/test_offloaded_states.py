@@ -25,7 +25,7 @@ from raycore.sampling_params import SamplingParams
 from raycore.scheduler.prefix_states import PrefixStates
 from raycore.worker.rank import RankIdentity
 
-FAMILIES = ["qwen3_next", "granitemoehybrid", "kimi_linear", "lfm2", "falcon_h1", "minimax"]
+FAMILIES = ["qwen3_next", "granitemoehybrid", "kimi_linear", "lfm2", "falcon_h1", "minimax", "jamba"]
 PROMPT = [7 + index * index % 83 for index in range(101)]
 PARAMS = SamplingParams(temperature=1.0, max_tokens=30, ignore_eos=True)
 LIMITS: dict[str, Any] = {

@@ -32,6 +32,8 @@ FAMILIES: dict[str, int | None] = {
     "minimax": 1 << 19,
     "olmo_hybrid": 1 << 19,
     "mamba2": None,
+    "mamba": None,
+    "jamba": 1 << 19,
 }
 """With bytes that hold the states of a few requests, and fewer blocks than these could use. None: no layer has anything
 in blocks."""

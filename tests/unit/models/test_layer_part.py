@@ -28,7 +28,7 @@ PARTS = {
         re.compile(r"models/mixers/"),
         "latent|state",
         re.compile(
-            r"(Attention|Latent)(Heads|Weights|Mixer)|(Beside|Delta|Kda|Lightning|Mamba2|ShortConv)(Spec|Weights|Mixer|Layer)"
+            r"(Attention|Latent)(Heads|Weights|Mixer)|(Beside|Delta|Kda|Lightning|Mamba[12]|ShortConv)(Spec|Weights|Mixer|Layer)"
             r"|StateSpec|StateMixer|NoMixer|NullMixer"
         ),
     ),

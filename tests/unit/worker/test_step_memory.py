@@ -101,6 +101,14 @@ BESIDE = {
     "ssm_multipliers": [0.5, 0.5, 0.5, 0.5, 0.5],
     "mlp_multipliers": [0.5, 0.5],
 }
+CHANNELS = {
+    "architectures": ["JambaForCausalLM"],
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "num_experts": 1,
+    "num_experts_per_tok": 1,
+    "intermediate_size": 128,
+}
 LIGHTNING = {
     "architectures": ["MiniMaxForCausalLM"],
     "layer_types": ["linear_attention", "full_attention"],
@@ -242,6 +250,10 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
         (LIGHTNING, MANY, "bfloat16", False),
         (LIGHTNING, BIG, "float32", False),
         (LIGHTNING, BIG, "float32", True),
+        (CHANNELS, MANY, "float32", False),
+        (CHANNELS | DRAFTS, MANY, "bfloat16", False),
+        (CHANNELS, BIG, "float32", False),
+        (CHANNELS, BIG, "bfloat16", True),
         (SHORT_CONVOLUTIONS, MANY, "float32", False),
         (SHORT_CONVOLUTIONS | DRAFTS, MANY, "bfloat16", False),
         (SHORT_CONVOLUTIONS, BIG, "float32", True),

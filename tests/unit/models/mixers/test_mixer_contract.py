@@ -26,6 +26,7 @@ from raycore.models.mixers.beside import BesideSpec
 from raycore.models.mixers.kinds import REFUSED_ADAPTERS, StateSpec
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.lightning import LightningSpec
+from raycore.models.mixers.mamba1 import Mamba1Spec
 from raycore.models.mixers.no_mixer import NoMixer
 from raycore.models.mixers.spec import MixerSpec
 from raycore.models.rows import Rows
@@ -46,6 +47,7 @@ FAMILIES = [
     *("qwen3_next", "qwen3_5", "granitemoehybrid", "granitemoehybrid_groups"),
     *("kimi_linear", "lfm2", "lfm2_moe", "nemotron_h", "bailing_hybrid"),
     *("falcon_h1", "falcon_h1_norm", "olmo_hybrid", "minimax", "mamba2"),
+    *("mamba", "falcon_mamba", "jamba"),
 ]
 """With each kind of mixer, and with each form of its tensors."""
 
@@ -149,8 +151,9 @@ def test_the_states_that_a_rank_allocates_are_the_declared_ones(
             assert {each.field for each in tensors} <= fields
             parts = [mixer, *mixer.inner(spec).values()]
             names = {name for part in parts for name in import_path(part.weights_class).NAMES}
-            # what computes lightning attention gets constants instead of weights
-            assert isinstance(mixer, LightningSpec) or fields - {each.field for each in tensors} <= names
+            # what computes lightning attention gets constants instead of weights, and Mamba-1 what is made of them
+            is_made = isinstance(mixer, LightningSpec | Mamba1Spec)
+            assert is_made or fields - {each.field for each in tensors} <= names
 
 
 def test_a_layer_keeps_one_thing_or_nothing_and_two_mixers_keep_both(checkpoint: tuple[Path, ModelSpec]) -> None:

@@ -43,7 +43,7 @@ ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_work
 RUN_FAMILIES = [
     *("llama3", "gemma3", "gpt_oss", "deepseek_v3", "qwen3"),
     *("qwen3_next", "kimi_linear", "granitemoehybrid", "lfm2", "starcoder2", "stablelm", "apertus", "olmo"),
-    *("falcon_h1", "minimax", "olmo_hybrid"),
+    *("falcon_h1", "minimax", "olmo_hybrid", "jamba"),
 ]
 OPTIONS: list[dict[str, Any]] = [{}, {"attention_backend": "torch"}, {"batch_invariant": True}, {"enable_lora": True}]
 SOME_FAMILIES = ["llama3", "qwen3", "mixtral", "gpt_oss", "deepseek_v3", "qwen3_next", "gemma3_multimodal"]
