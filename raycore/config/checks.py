@@ -40,9 +40,11 @@ def executor_backend(asked: str | None, parallel: ParallelConfig) -> str:
 def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSpec) -> None:
     """Check who may hold different tokens' keys and values."""
     size, tp_size = parallel.decode_context_parallel_size, parallel.tensor_parallel_size
-    num, kept, sharers, why = min(each.copies(spec, tp_size) for each in spec.attentions)
-    if num % size:
-        possible = [each for each in range(1, num + 1) if num % each == 0]
+    copies = [each.copies(spec, tp_size) for each in spec.attentions]
+    for num, kept, sharers, why in copies:
+        if num % size == 0:
+            continue
+        possible = [each for each in range(1, num + 1) if not any(other.num % each for other in copies)]
         more = "" if num > 1 else f": only {sharers} share them"
         raise InvalidConfig(
             f"decode_context_parallel_size={size} doesn't divide the number of workers that have the same "

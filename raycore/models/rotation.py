@@ -97,6 +97,9 @@ def parse_rotation(config: JsonFields, kind: str | None = None, *, is_adjacent: 
         raise config.error("partial_rotary_factor", "a number up to 1")
     is_proportional = _rope_type(rope) == "proportional"
     plain = Rotation(rope.float_("rope_theta"), None, fraction, is_proportional, is_adjacent)
+    if fraction < 1 and (num_rotated := plain.num_components(head_dim(config))) % 2:
+        of_head = f"one that gives an even number of a head's {head_dim(config)} components, not {num_rotated}"
+        raise (rope if "partial_rotary_factor" in rope else config).error("partial_rotary_factor", of_head)
     return msgspec.structs.replace(plain, scaling=_rope_scaling(plain, rope, config))
 
 
@@ -134,8 +137,8 @@ def parse_minimax_rotation(config: JsonFields) -> Rotation:
     rotation, num_rotated, size = parse_rotation(config), config.optional_int("rotary_dim"), head_dim(config)
     if num_rotated is None or rotation.fraction != 1.0:
         return rotation
-    if num_rotated > size:
-        raise config.error("rotary_dim", f"at most head_dim={size}")
+    if num_rotated > size or num_rotated % 2:
+        raise config.error("rotary_dim", f"an even number, at most head_dim={size}")
     return msgspec.structs.replace(rotation, fraction=num_rotated / size)
 
 
