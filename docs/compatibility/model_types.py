@@ -53,6 +53,7 @@ NOTES: Mapping[str, str] = {
     "step3p7": "the texts",
     "gemma4_text": "only if all layers have heads of one size, unlike the models that there are",
     "laguna": "without caps of router logits",
+    "falcon": "without a bias of positions (ALiBi)",
     "falcon_mamba": "residuals are in the model's data type, whatever `residual_in_fp32` says",
     "mamba": "residuals are in the model's data type, whatever `residual_in_fp32` says",
     "mamba2": "residuals are in the model's data type, whatever `residual_in_fp32` says",
@@ -83,7 +84,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     ),
     _OLD_ENCODER: ("big_bird", "megatron-bert", "rembert", "roformer"),
     _BIAS: (
-        *("bloom", "cpmant", "doge", "falcon", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt", "reformer", "xglm"),
+        *("bloom", "cpmant", "doge", "gpt_neo", "gpt_neox_japanese", "mpt", "openai-gpt", "reformer", "xglm"),
         *("xlm", "xlnet"),
     ),
     _OTHER_STATES: (*("jetmoe", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya"),),

@@ -53,6 +53,7 @@ _NO_WEIGHTS = {
         "scales of a quantized KV cache, which needs none here"
     ),
     r".*\.self_attn\.(slope_rate|(query|key|diagonal)_decay)": "follow from config.json",
+    r".*\.(attn|attention)\.(masked_)?bias": "masks, which follow from positions",
 }
 _UNUSED = {
     **_NO_WEIGHTS,

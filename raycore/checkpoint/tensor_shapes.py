@@ -32,6 +32,8 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
         yield from _norm(spec, spec.names.final_norm)
     if spec.has_head or (spec.pooling is not None and spec.pooling.uses_head_rows):
         yield spec.names.head, (spec.vocab_size, spec.hidden_size)
+    if spec.has_head_bias:
+        yield spec.names.head_bias, (spec.vocab_size,)
     if spec.pooling is not None:
         yield from spec.pooling.own_tensors().items()
     if spec.vision is not None:

@@ -49,6 +49,7 @@ class Decoder(Network):
     _OUTSIDE_LAYERS: ClassVar[Mapping[str, str]] = {
         "embedding": "_embed_VD",
         "head": "_lm_head",
+        "head_bias_V": "_head_bias_V",
         "final_norm_D": "_final_norm_D",
         "final_norm": "_final_norm",
     }
@@ -88,6 +89,7 @@ class Decoder(Network):
         self._logits_multiplier = spec.logits_multiplier
         self._logits_softcap = spec.logits_softcap
         self._has_head = lm_head_VD is not None
+        self._head_bias_V = None if weights.head_bias_V is None else weights.head_bias_V.to(operations.device)
         self.num_weights = sum(num_weights(spec, layer) for layer in weights.layers)
         if lm_head_VD is not None:
             self._is_tied = lm_head_VD is embed_VD
@@ -179,6 +181,7 @@ class Decoder(Network):
             vocab_start=self._vocab_start,
             final_norm_D=self._final_norm_D if self.stage.is_last else None,
             layers=[],
+            head_bias_V=self._head_bias_V,
         )
 
     def layer_weights(self, index: int) -> LayerWeights:
@@ -191,7 +194,10 @@ class Decoder(Network):
         return WeightParts(self._layers, {name: each for name, each in outside.items() if each is not None})
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        logits_RV = self._ranks.all_gather_columns(self._lm_head(hidden_RD))
+        logits_RV = self._lm_head(hidden_RD)
+        if self._head_bias_V is not None:
+            logits_RV += self._head_bias_V
+        logits_RV = self._ranks.all_gather_columns(logits_RV)
         if self._logits_multiplier != 1.0:
             logits_RV = logits_RV * self._logits_multiplier
         if self._logits_softcap is not None:

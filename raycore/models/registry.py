@@ -40,6 +40,7 @@ from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.ernie4_5_moe import ERNIE4_5_MOE
 from raycore.models.exaone4 import EXAONE4
 from raycore.models.exaone_moe import EXAONE_MOE
+from raycore.models.falcon import FALCON
 from raycore.models.falcon_h1 import FALCON_H1
 from raycore.models.family import Family, converted, plugin_families, plugin_family
 from raycore.models.gemma import GEMMA
@@ -48,7 +49,9 @@ from raycore.models.gemma3 import GEMMA3
 from raycore.models.glm4 import GLM, GLM4
 from raycore.models.glm4_moe import GLM4_MOE
 from raycore.models.glm4_moe_lite import GLM4_MOE_LITE
+from raycore.models.gpt_neox import GPT_NEOX
 from raycore.models.gpt_oss import GPT_OSS
+from raycore.models.gptj import GPTJ
 from raycore.models.granite import GRANITE
 from raycore.models.granite_hybrid import GRANITE_HYBRID
 from raycore.models.granite_moe import GRANITE_MOE
@@ -94,6 +97,7 @@ from raycore.models.olmo2 import OLMO2
 from raycore.models.olmo3 import OLMO3
 from raycore.models.olmo_hybrid import OLMO_HYBRID
 from raycore.models.olmoe import OLMOE
+from raycore.models.phi import PHI
 from raycore.models.phi3 import PHI3
 from raycore.models.quantization import parse_quantization
 from raycore.models.qwen2 import QWEN2
@@ -130,6 +134,7 @@ FAMILIES: Mapping[str, Family] = {
     "Ernie4_5_MoeForCausalLM": ERNIE4_5_MOE,
     "Exaone4ForCausalLM": EXAONE4,
     "ExaoneMoeForCausalLM": EXAONE_MOE,
+    "FalconForCausalLM": FALCON,
     "FalconH1ForCausalLM": FALCON_H1,
     "FalconMambaForCausalLM": FALCON_MAMBA,
     "Gemma2ForCausalLM": GEMMA2,
@@ -140,6 +145,8 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4MoeForCausalLM": GLM4_MOE,
     "Glm4MoeLiteForCausalLM": GLM4_MOE_LITE,
     "GlmForCausalLM": GLM,
+    "GPTJForCausalLM": GPTJ,
+    "GPTNeoXForCausalLM": GPT_NEOX,
     "GptOssForCausalLM": GPT_OSS,
     "GraniteForCausalLM": GRANITE,
     "GraniteMoeForCausalLM": GRANITE_MOE,
@@ -181,6 +188,7 @@ FAMILIES: Mapping[str, Family] = {
     "OlmoeForCausalLM": OLMOE,
     "OlmoHybridForCausalLM": OLMO_HYBRID,
     "Phi3ForCausalLM": PHI3,
+    "PhiForCausalLM": PHI,
     "Qwen2_5_VLForConditionalGeneration": QWEN2_5_VL,
     "Qwen2ForCausalLM": QWEN2,
     "Qwen2MoeForCausalLM": QWEN2_MOE,

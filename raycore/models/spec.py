@@ -167,6 +167,10 @@ class TensorNames(msgspec.Struct, frozen=True):
         return f"{self.roots.head}.weight"
 
     @property
+    def head_bias(self) -> str:
+        return f"{self.roots.head}.bias"
+
+    @property
     def layers(self) -> str:
         """How the names of all layers' tensors begin."""
         return f"{self.roots.model}{self.layer_list}."
@@ -248,6 +252,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    qkv_by_group: bool = False
+    """Whether the tensor `TensorNames.qkv` has the rows of one key-value head after the other instead: those of its
+    query heads, of its key and of its value."""
     qk_norm: Literal["heads", "width", "own_heads", "unit"] | None = None
     """Which norm queries and keys get before the rotation: an RMS norm of each head, or one over all heads together, or
     a layer norm of each head with weights of its own, or an RMS norm of each head without weights in layers that rotate
@@ -309,6 +316,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     sums: list[LayerSums] = []
     """By layer: how the results of blocks are added to their own normalized inputs, which become the hidden states.
     Empty: they are added to hidden states as they are before a norm."""
+    head_bias: bool = False
+    """Whether the head has a bias."""
     logits_multiplier: float = 1.0
     logits_softcap: float | None = None
     """Then a logit x becomes cap·tanh(x / cap). None: it doesn't."""
@@ -395,6 +404,11 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
     def has_head(self) -> bool:
         """Whether the model generates with a head of its own, which isn't the embedding."""
         return self.pooling is None and not self.tie_word_embeddings and not self.encodes_only
+
+    @property
+    def has_head_bias(self) -> bool:
+        """Whether the model generates with a head that has a bias."""
+        return self.head_bias and self.pooling is None and not self.encodes_only
 
     @property
     def max_length(self) -> int:

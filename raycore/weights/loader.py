@@ -72,6 +72,8 @@ class DecoderWeights:
     """None before the last stage, and where only images are encoded."""
     layers: list[LayerWeights]
     """The stage's layers."""
+    head_bias_V: torch.Tensor | None = None
+    """None before the last stage, and where the head has no bias."""
     vision: dict[str, torch.Tensor] | None = None
     """Those of the encoder of images, by the keys of `VisionTensor`. None: there is none, or the stage isn't the first.
     """
@@ -206,6 +208,7 @@ class RankLayout:
             vocab_start=share.vocab_start,
             final_norm_D=self.norm(names.final_norm) if share.has_head else None,
             layers=[self.layer(index, names.layer(index)) for index in share.layers],
+            head_bias_V=self._vocabulary(names.head_bias) if share.has_head and self._spec.has_head_bias else None,
             vision=self._vision() if self._spec.vision is not None and share.is_first else None,
         )
 
@@ -232,7 +235,7 @@ class RankLayout:
             out_VD = self._empty_integers(scheme, self._share.num_vocab_rows, hidden, 0)
         if out_VD is None:
             return self.vocabulary(name)
-        num_real = self._fill_vocabulary(out_VD, name)
+        num_real = self._fill_vocabulary(out_VD, name, hidden)
         out_VD[num_real:].quantize_(torch.zeros(out_VD.shape[0] - num_real, hidden, device=out_VD.device))
         return out_VD
 
@@ -345,18 +348,21 @@ class RankLayout:
 
     def vocabulary(self, name: str) -> torch.Tensor:
         """Return this rank's rows of a tensor with a row for each token."""
-        out_VD = self._share.empty(self._share.num_vocab_rows, self._spec.hidden_size)
-        out_VD[self._fill_vocabulary(out_VD, name) :].zero_()
-        return out_VD
+        return self._vocabulary(name, self._spec.hidden_size)
 
-    def _fill_vocabulary(self, out_VD: torch.Tensor | IntegerWeight, name: str) -> int:
+    def _vocabulary(self, name: str, *row: int) -> torch.Tensor:
+        out_VX = self._share.empty(self._share.num_vocab_rows, *row)
+        out_VX[self._fill_vocabulary(out_VX, name, *row) :].zero_()
+        return out_VX
+
+    def _fill_vocabulary(self, out_VX: torch.Tensor | IntegerWeight, name: str, *row: int) -> int:
         """Have the rows that belong to tokens filled. Returns their number: the others are padding."""
         vocab_size = self._spec.vocab_size
         start = min(self._share.vocab_start, vocab_size)
         num_real = min(self._share.num_vocab_rows, vocab_size - start)
         if num_real:
             part = (slice(start, start + num_real),)
-            self._fill(out_VD[:num_real], name, (vocab_size, self._spec.hidden_size), part)
+            self._fill(out_VX[:num_real], name, (vocab_size, *row), part)
         return num_real
 
     def _empty_weight(self, names: list[str], nums: list[int], num_columns: int, first_column: int = 0) -> Weight:

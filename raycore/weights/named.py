@@ -19,6 +19,8 @@ def named_weights(weights: DecoderWeights, first_layer: int = 0) -> Iterator[tup
         yield "model.embed_tokens.weight", weights.embed_VD
     if weights.lm_head_VD is not None and weights.lm_head_VD is not weights.embed_VD:
         yield "lm_head.weight", weights.lm_head_VD
+    if weights.head_bias_V is not None:
+        yield "lm_head.bias", weights.head_bias_V
     if weights.final_norm_D is not None:
         yield "model.norm.weight", weights.final_norm_D
     for key, weight in (weights.vision or {}).items():

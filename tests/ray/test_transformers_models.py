@@ -19,7 +19,7 @@ from raycore.executor.inline import InlineExecutor
 from raycore.node.versions import TESTED
 from raycore.worker.rank import RankIdentity
 
-KNOWN = ["llama3", "gemma2", "phi3", "gpt_oss", "cohere2", "stablelm"]
+KNOWN = ["gpt_neox", "llama3", "gemma2", "phi3", "gpt_oss", "cohere2", "stablelm"]
 """Families of raycore's that are also computed by transformers' code."""
 DIVIDED = ["gpt_neox", "cohere2", "deepseek_v3_heads", "llama3", "gemma2", "phi3"]
 """Those that transformers has a plan for."""
@@ -72,7 +72,8 @@ def test_guessed_tokens_change_nothing(checkpoints):
         # whether or not it pays
         "num_speculative_tokens_per_batch_size": [(1, 8, 3)],
     }
-    config = resolve(str(path), dtype="float32", num_threads=1, max_num_seqs=8, speculative_config=guesses)
+    options = {"model_impl": "transformers", "dtype": "float32", "num_threads": 1, "max_num_seqs": 8}
+    config = resolve(str(path), speculative_config=guesses, **options)
     executor = InlineExecutor(config, RankIdentity(0, 1))
     executor.initialize()
     core = EngineCore(config, executor)

@@ -188,7 +188,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     line = {"custom_id": "1", "method": "POST", "url": "/v1/completions", "body": {"prompt": "a"}}
     (folder / "in.jsonl").write_text(json.dumps(line))
     (folder / "unknown").mkdir()
-    (folder / "unknown/config.json").write_text('{"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox"}')
+    (folder / "unknown/config.json").write_text('{"architectures": ["OPTForCausalLM"], "model_type": "opt"}')
     environment = without_packages(folder, ALL_MODULES)
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, json.dumps(DOORS)],

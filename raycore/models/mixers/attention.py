@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["AttentionHeads", "ChunkedHeads", "DifferingCaches", "DifferingHeads", "LayerHeads", "heads_of"]
+__all__ = [
+    "AttentionHeads",
+    "ChunkedHeads",
+    "DifferingCaches",
+    "DifferingHeads",
+    "GroupedHeads",
+    "LayerHeads",
+    "heads_of",
+]
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
@@ -198,6 +206,21 @@ class ChunkedHeads(AttentionHeads, frozen=True):
     )
 
 
+class GroupedHeads(AttentionHeads, frozen=True):
+    """That of a model with `Parts.qkv_by_group`. Ranks divide key-value heads, each with its query heads."""
+
+    computed_by: ClassVar[str] = "raycore.decoder.grouped_mixer.GroupedMixer"
+
+    @property
+    def split_sizes(self) -> dict[str, int]:
+        return {self.kv_heads_key: self.num_kv_heads}
+
+    def _qkv(self, model: ModelSpec, tp_rank: int, tp_size: int) -> tuple[Rows, ...]:
+        assert model.names.qkv is not None, "the rows are those of one tensor"
+        num_heads = self.num_heads + 2 * self.num_kv_heads
+        return (divided(model.names.qkv, num_heads * self.head_dim, tp_rank, tp_size),)
+
+
 class DifferingHeads(AttentionHeads, frozen=True):
     """That of some layers of a model in which others have other heads."""
 
@@ -214,7 +237,8 @@ class DifferingCaches(DifferingHeads, frozen=True):
 def heads_of(model: ModelSpec) -> list[AttentionHeads]:
     """Return attention by layer. Layers with the same heads have the same object."""
     if not model.layer_heads:
-        kind = ChunkedHeads if model.windows_are_chunks else AttentionHeads
+        other = GroupedHeads if model.qkv_by_group else AttentionHeads
+        kind = ChunkedHeads if model.windows_are_chunks else other
         return [_heads(model, LayerHeads(), kind)] * max(1, model.num_layers)
     sizes = {own: _sizes(_heads(model, own, AttentionHeads)) for own in model.layer_heads}
     if len(set(sizes.values())) == 1:

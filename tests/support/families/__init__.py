@@ -48,8 +48,6 @@ FAMILIES: dict[str, Toy] = DENSE | EXPERTS | STATES | LATENTS | PATHS
 
 
 OTHERS: dict[str, Toy] = {
-    # fused projections, and blocks beside each other
-    "gpt_neox": Toy("GPTNeoXConfig", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
     # learned positions, and norms of another kind
     "opt": Toy("OPTConfig", {"ffn_dim": 96, "word_embed_proj_dim": 64}),
     # weights with a row for each input

@@ -42,6 +42,33 @@ PATHS: dict[str, Toy] = {
             "layer_norm_eps": 0.3,
         },
     ),
+    # blocks beside each other, each with a norm, and rows of one key-value head after the other
+    "falcon": Toy(
+        "FalconConfig",
+        {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "ffn_hidden_size": 112,
+            "bias": True,
+            "layer_norm_epsilon": 1e-3,
+            "tie_word_embeddings": False,
+        },
+        {"activation": "silu", "layer_norm_epsilon": 1.0, "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
+    ),
+    # one key-value head, and one norm of both blocks
+    "falcon_multi_query": Toy(
+        "FalconConfig",
+        {"multi_query": True, "ffn_hidden_size": 112},
+        {"activation": "gelu_pytorch_tanh", "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
+    ),
+    # blocks one after the other
+    "falcon_sequential": Toy(
+        "FalconConfig",
+        {"multi_query": False, "parallel_attn": False, "ffn_hidden_size": 112, "bias": True},
+        is_plain=True,
+    ),
     "gemma": Toy(
         # the embedding is multiplied: with 0.3, it would hide what the layers add
         "GemmaConfig",
@@ -59,6 +86,25 @@ PATHS: dict[str, Toy] = {
         "HeliumConfig",
         {"head_dim": 16, "num_key_value_heads": 2},
         {"hidden_act": "gelu", "rope_parameters.rope_theta": 100.0, "rms_norm_eps": 0.3},
+        is_plain=True,
+    ),
+    # rows of one head after the other, and blocks beside each other
+    "gpt_neox": Toy(
+        "GPTNeoXConfig",
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+        {
+            "use_parallel_residual": False,
+            "hidden_act": "gelu_new",
+            "layer_norm_eps": 0.3,
+            "rope_parameters.partial_rotary_factor": 1.0,
+        },
+        is_plain=True,
+    ),
+    # a head with a bias, and adjacent pairs of half of each head
+    "gptj": Toy(
+        "GPTJConfig",
+        {"rotary_dim": 8, "n_inner": 112},
+        {"rotary_dim": 16, "activation_function": "silu", "layer_norm_epsilon": 0.3},
         is_plain=True,
     ),
     # norms of results, and multipliers
@@ -98,6 +144,16 @@ PATHS: dict[str, Toy] = {
         "OlmoConfig",
         {"num_key_value_heads": 2, "attention_bias": True},
         {"hidden_act": "gelu", "rope_parameters.rope_theta": 100.0},
+        is_plain=True,
+    ),
+    # a head with a bias, and blocks that read the same norm
+    "phi": Toy(
+        "PhiConfig",
+        {
+            "num_key_value_heads": 2,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.75},
+        },
+        {"hidden_act": "silu", "layer_norm_eps": 0.3, "rope_parameters.partial_rotary_factor": 0.5},
         is_plain=True,
     ),
     # three of eight pairs are rotated

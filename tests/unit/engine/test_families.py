@@ -25,7 +25,7 @@ from raycore.worker.rank import RankIdentity
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
 DENSE, ATTENTION = (
-    r"(?!.*(vision_tower|linear_attn|mamba)).*(_proj|_fc|\.w[123])",
+    r"(?!.*(vision_tower|linear_attn|mamba)).*(_proj|_fc|\.(w[123]|fc[12]|fc_\w+|dense\w*|query_key_value))",
     r"(?!.*vision_model).*(self_attn(?!.*(kv_b|gate)_proj).*_proj(_with_mqa)?|mixer\.[qkvo]_proj)",
 )
 """What adapters change in families without experts, and in the others. PEFT takes a gate of attention for an expert's.

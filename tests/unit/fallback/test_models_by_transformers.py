@@ -109,24 +109,24 @@ def test_auto_takes_a_family_where_there_is_one(tmp_path: Path):
     known = make_checkpoint("llama3", tmp_path)
     assert load_model_spec(known, "auto").implementation == "raycore"
     assert load_model_spec(known, "transformers").implementation == "transformers"
-    other = written(tmp_path / "other", "GPTNeoXConfig")
+    other = written(tmp_path / "other", "OPTConfig")
     assert load_model_spec(other, "auto").implementation == "transformers"
-    with pytest.raises(InvalidCheckpoint, match=r"GPTNeoXForCausalLM.*expected one of .*LlamaForCausalLM"):
+    with pytest.raises(InvalidCheckpoint, match=r"OPTForCausalLM.*expected one of .*LlamaForCausalLM"):
         load_model_spec(other, "raycore")
 
 
 def test_prompts_are_not_divided(tmp_path: Path):
     path = written(tmp_path, "GPTNeoXConfig")
     with pytest.raises(InvalidConfig, match="prefill_context_parallel_size=2 can't be used with GPTNeoXForCausalLM"):
-        resolve(path, prefill_context_parallel_size=2)
+        resolve(path, model_impl="transformers", prefill_context_parallel_size=2)
 
 
 @pytest.mark.parametrize(
     ("config", "model_impl", "num_warnings"),
     [
-        ("GPTNeoXConfig", None, 1),
-        ("GPTNeoXConfig", "auto", 1),
-        ("GPTNeoXConfig", "transformers", 0),
+        ("OPTConfig", None, 1),
+        ("OPTConfig", "auto", 1),
+        ("OPTConfig", "transformers", 0),
         ("LlamaConfig", None, 0),
     ],
 )
@@ -136,16 +136,16 @@ def test_a_start_warns_of_code_that_was_not_asked_for(config, model_impl, num_wa
         warn_of_transformers(load_model_spec(path, model_impl or "auto"), model_impl)
     assert len(caplog.messages) == num_warnings
     for text in caplog.messages:
-        assert text.startswith("raycore has no family for GPTNeoXForCausalLM: transformers' code computes its layers")
+        assert text.startswith("raycore has no family for OPTForCausalLM: transformers' code computes its layers")
         assert "\n" not in text
 
 
 def test_without_transformers_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = written(tmp_path, "GPTNeoXConfig")
+    path = written(tmp_path, "OPTConfig")
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(InvalidCheckpoint) as error:
         load_model_spec(path, "auto")
-    for part in ("GPTNeoXForCausalLM", 'pip install "raycore[transformers]"', *FAMILIES):
+    for part in ("OPTForCausalLM", 'pip install "raycore[transformers]"', *FAMILIES):
         assert part in str(error.value)
 
 
@@ -171,13 +171,13 @@ def test_code_of_a_checkpoint_is_not_run(tmp_path: Path):
 def test_options_that_need_a_family_are_refused_by_name(tmp_path: Path, option: str, value: object):
     path = make_checkpoint("gpt_neox", tmp_path)
     with pytest.raises(InvalidConfig, match=f"^{option}={value!r} can't be used with GPTNeoXForCausalLM"):
-        resolve(path, **{option: value})
+        resolve(path, model_impl="transformers", **{option: value})
 
 
 def test_a_number_of_ranks_that_cannot_divide_the_model_is_refused_with_those_that_can(tmp_path: Path):
     path = make_checkpoint("gpt_neox", tmp_path)
     with pytest.raises(InvalidConfig, match=r"tensor_parallel_size=3 can't divide .*: choose one of \[1, 2, 4\]"):
-        resolve(path, tensor_parallel_size=3)
+        resolve(path, model_impl="transformers", tensor_parallel_size=3)
     with pytest.raises(InvalidConfig, match=r"tensor_parallel_size=2 can't divide .*no plan"):
         resolve(make_checkpoint("gpt2", tmp_path), tensor_parallel_size=2)
 

@@ -54,7 +54,7 @@ _UNSUPPORTED_TENSORS = {
 
 _PREFIX = "base_model.model."
 _SIDE = r"\.lora_(?P<side>[AB])(?:\.[^.]+)?\.weight"  # some tools leave the adapter's name in
-_OF_LAYER = r"layers\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<module>\w+(?:\.\w+)+)"
+_OF_LAYER = r"\.(?P<layer>0|[1-9][0-9]{0,5})\.(?P<module>\w+(?:\.\w+)+)"
 _IN_NETWORK = re.compile(rf"{re.escape(_PREFIX)}(?P<module>\w+(?:\.\w+)*){_SIDE}", re.DOTALL | re.ASCII)
 ModuleKey = tuple[int, str] | str
 """A layer of the model, and a projection of that layer, such as `self_attn.q_proj`. In a network of transformers, the
@@ -205,7 +205,8 @@ class _PeftReader(_Reader):
         self._options = options
         # the adapter may have been trained with a version that names the model's layers otherwise than its files
         roots = "|".join(re.escape(each.model) for each in (model.names.roots, *model.names.other_roots))
-        self._tensor = re.compile(f"{re.escape(_PREFIX)}(?:{roots}){_OF_LAYER}{_SIDE}", re.DOTALL | re.ASCII)
+        layers = f"{re.escape(_PREFIX)}(?:{roots}){re.escape(model.names.layer_list)}"
+        self._tensor = re.compile(f"{layers}{_OF_LAYER}{_SIDE}", re.DOTALL | re.ASCII)
 
     def read(self) -> LoraSpec:
         from safetensors import SafetensorError, safe_open  # imported lazily: most engines don't need it here
