@@ -64,7 +64,7 @@ def mamba1_layers(config: JsonFields, layers: list[bool], num_channels: int, key
     return Mamba1Spec(
         layers,
         num_channels,
-        state_size=config.int_(state_size),
+        state_size=config.int_(state_size, low=2),
         time_size=-(-config.int_("hidden_size") // 16) if has_default else config.int_(time_size),
         conv_size=config.int_(conv_size, low=2),
         has_bias=config.bool_(has_bias),

@@ -69,7 +69,7 @@ class Mamba1Spec(StateMixer, frozen=True, tag=True):
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
     ) -> tuple[FusedLinear, ...]:
-        read, own = whole("", num_inputs or model.hidden_size), self._own("", tp_rank, tp_size)
+        read, own = whole("", num_inputs or model.hidden_size), divided("", self.num_channels, tp_rank, tp_size)
         inputs, output = f"{self.block}.in_proj", f"{self.block}.out_proj"
         biased = frozenset([inputs, output] if self.has_bias else [])
         selected = (whole(f"{self.block}.x_proj", sum(self.selected_sizes)),)

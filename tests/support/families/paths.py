@@ -60,7 +60,7 @@ PATHS: dict[str, Toy] = {
     "falcon_multi_query": Toy(
         "FalconConfig",
         {"multi_query": True, "ffn_hidden_size": 112},
-        {"activation": "gelu_pytorch_tanh", "rope_parameters.rope_theta": 100.0},
+        {"activation": "silu", "rope_parameters.rope_theta": 100.0},
         is_plain=True,
     ),
     # blocks one after the other
@@ -94,7 +94,7 @@ PATHS: dict[str, Toy] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
         {
             "use_parallel_residual": False,
-            "hidden_act": "gelu_new",
+            "hidden_act": "silu",
             "layer_norm_eps": 0.3,
             "rope_parameters.partial_rotary_factor": 1.0,
         },

@@ -282,6 +282,8 @@ def test_known_tensors_without_use_are_logged(tmp_path: Path, caplog: pytest.Log
         "model.rotary_emb.inv_freq",
         f"{LAYER}self_attn.rotary_emb.inv_freq",
         f"{LAYER}self_attn.k_scale",
+        f"{LAYER}attention.masked_bias",
+        f"{LAYER}attn.bias",
         f"{LAYER}self_attn.k_proj.output_scale",
         "mtp.layers.0.mlp.up_proj.weight",
         "model.mtp_block.0.mlp.up_proj.weight",

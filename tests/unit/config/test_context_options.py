@@ -34,6 +34,23 @@ LATENT = SHAPE | {
     "first_k_dense_replace": 2,
 }
 
+DIFFERING = SHAPE | {
+    "architectures": ["MiMoV2FlashForCausalLM"],
+    "num_attention_heads": 12,
+    "hidden_size": 96,
+    "head_dim": 8,
+    "v_head_dim": 8,
+    "layer_types": ["full_attention", "sliding_attention"],
+    "mlp_layer_types": ["dense", "dense"],
+    "sliding_window": 16,
+    "swa_num_attention_heads": 12,
+    "swa_num_key_value_heads": 3,
+    "swa_head_dim": 8,
+    "swa_v_head_dim": 8,
+    "partial_rotary_factor": 0.5,
+}
+"""Six workers have three copies of the key-value heads of one layer, and two of the other's."""
+
 
 @pytest.fixture
 def configure(tmp_path: Path):
@@ -101,6 +118,13 @@ def test_what_cannot_be_divided_is_refused_with_what_works(configure, options, f
         configure(**options)
     for fragment in fragments:
         assert fragment in str(raised.value)
+
+
+def test_every_kind_of_heads_has_to_be_divided(configure) -> None:
+    for size, num in ((2, 3), (3, 2)):
+        found = f"decode_context_parallel_size={size} doesn't divide .*key-value heads: {num}, .*Choose one of \\[1\\]"
+        with pytest.raises(InvalidConfig, match=found):
+            configure(DIFFERING, tensor_parallel_size=6, decode_context_parallel_size=size, block_size=8)
 
 
 @pytest.mark.parametrize("method", [{"method": "ngram", "prompt_lookup_max": 2}, {"method": "draft_model"}])

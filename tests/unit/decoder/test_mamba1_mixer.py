@@ -33,10 +33,10 @@ OWN = {"state_size": SIZE, "time_step_rank": TIMES, "conv_kernel": TAPS, "interm
 OF_JAMBA = {"mamba_d_state": SIZE, "mamba_dt_rank": TIMES, "mamba_d_conv": TAPS, "mamba_expand": 2}
 PLAIN = Mamba1Spec([True, True], CHANNELS, SIZE, TIMES, TAPS, has_bias=True, has_conv_bias=False)
 CASES = {
-    "plain": (PLAIN, lambda: MambaMixer(MambaConfig(**SIZES, **OWN, use_bias=True, use_conv_bias=False), 0)),
+    "plain": (PLAIN, lambda: MambaMixer(MambaConfig(**SIZES, **OWN, use_bias=True, use_conv_bias=False), 0, False)),
     "norms without weights": (
         replace(PLAIN, norms="bare", norm_eps=EPS, has_bias=False, has_conv_bias=True),
-        lambda: FalconMambaMixer(FalconMambaConfig(**SIZES, **OWN, mixer_rms_eps=EPS), 0),
+        lambda: FalconMambaMixer(FalconMambaConfig(**SIZES, **OWN, mixer_rms_eps=EPS), 0, False),
     ),
     "norms with weights": (
         replace(PLAIN, norms="weighted", norm_eps=EPS, has_conv_bias=True, num_channels=2 * HIDDEN),
@@ -68,7 +68,7 @@ def test_results_are_those_of_transformers_code(kind: str) -> None:
     torch.manual_seed(3)
     expected = make().eval()
     for parameter in expected.parameters():
-        parameter.data += torch.randn_like(parameter) * 0.2
+        torch.nn.init.normal_(parameter, std=0.4)
     stored = {f"mamba.{name}": each for name, each in expected.state_dict().items()}
 
     def fill(out: Tensor, name: str, expected_shape: tuple[int, ...], part: Any) -> None:

@@ -79,7 +79,7 @@ def test_everything_of_phi_has_a_bias(tmp_path: Path) -> None:
         (GPTJ, {"rotary_dim": 33}, "partial_rotary_factor=.*: expected one that gives an even number of"),
         (GPTJ, {"rotary_dim": None}, "rotary_dim is missing: expected an integer"),
         (GPT_NEOX, {"rotary_pct": 2}, "partial_rotary_factor=2: expected a number up to 1"),
-        (GPT_NEOX, {"rotary_pct": 0.3}, "partial_rotary_factor=0.3: expected one that gives an even number of .*96"),
+        (GPT_NEOX, {"rotary_pct": 0.35}, "partial_rotary_factor=0.35: expected one that gives an even number of .*96"),
         (PHI, {"qk_layernorm": True}, "qk_layernorm=True: expected false"),
         (PHI, {"rope_parameters": {"partial_rotary_factor": 0.25}, "hidden_size": 640}, "rope_parameters.*even number"),
     ],

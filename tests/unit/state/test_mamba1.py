@@ -39,9 +39,9 @@ def layer_of(conv_size: int = 3, *, has_bias: bool = True, dtype: torch.dtype = 
     made_of = randn(5, CHANNELS, CHANNELS), randn(6, SIZE, CHANNELS), randn(7, SIZE, CHANNELS)
 
     def select(y_TC: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        # token by token, because a product of matrices may depend on their number
-        times, b, c = (torch.stack([each.to(dtype) @ y_C / 3 for y_C in y_TC]) for each in made_of)
-        return times, b, c
+        # bits of a product of matrices may depend on their places
+        times, b, c = (torch.stack([(each * y_C).sum(1) / 3 for y_C in y_TC.float()]) for each in made_of)
+        return times.to(dtype), b.to(dtype), c.to(dtype)
 
     return Mamba1Layer(
         randn(1, CHANNELS, conv_size).to(dtype),

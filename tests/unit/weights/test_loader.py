@@ -59,6 +59,8 @@ def make_tensors(spec: ModelSpec, dtype: torch.dtype = torch.bfloat16) -> Tensor
         "model.norm.weight": (hidden,),
         "lm_head.weight": (spec.vocab_size, hidden),
     }
+    if spec.head_bias:
+        shapes["lm_head.bias"] = (spec.vocab_size,)
     for layer in range(spec.num_layers):
         prefix = f"model.layers.{layer}."
         for name, num_rows, num_columns, has_bias in (
@@ -179,11 +181,13 @@ def test_tensor_parallel_ranks_together_hold_every_tensor_once(tmp_path: Path, t
 
 @pytest.mark.parametrize(("tp_size", "rows"), [(1, 13), (2, 7), (4, 4)])
 def test_the_vocabulary_is_padded_with_zeros_for_the_ranks(tmp_path: Path, tp_size: int, rows: int) -> None:
-    tensors = make_tensors(PLAIN)
+    spec = msgspec.structs.replace(PLAIN, head_bias=True)
+    tensors = make_tensors(spec)
     write(tmp_path, tensors)
-    ranks = load_all(PLAIN, tmp_path, tp_size)
+    ranks = load_all(spec, tmp_path, tp_size)
     assert [rank.vocab_start for rank in ranks] == [tp_rank * rows for tp_rank in range(tp_size)]
-    for name, of_rank in (("model.embed_tokens.weight", "embed_VD"), ("lm_head.weight", "lm_head_VD")):
+    fields = {"model.embed_tokens.weight": "embed_VD", "lm_head.weight": "lm_head_VD", "lm_head.bias": "head_bias_V"}
+    for name, of_rank in fields.items():
         whole = torch.cat([getattr(rank, of_rank) for rank in ranks])
         assert equal(whole[:13], tensors[name])
         assert whole.shape[0] == rows * tp_size
