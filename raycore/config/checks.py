@@ -80,11 +80,8 @@ def check_vision(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSp
     if spec.vision is None:
         return
     asked = None
-    speculative: SpeculativeConfig | None = chosen.get("speculative_config")
     num_deep, stage = len(spec.vision.deepstack_layers), parallel.stages(spec)[0]
-    if speculative is not None and speculative.has_model:
-        asked = f"speculative_config's method {speculative.method!r}, whose model sees none: use 'ngram' or 'suffix'"
-    elif parallel.context_parallel_size > 1 and spec.encodes_only:
+    if parallel.context_parallel_size > 1 and spec.encodes_only:
         asked = f"{_context_options(parallel)} in an engine that only encodes them: omit it"
     elif len(stage.layers) <= num_deep and not spec.encodes_only:
         asked = (
@@ -381,10 +378,10 @@ def check_transformers(chosen: dict[str, Any], parallel: ParallelConfig, spec: M
         "batch_invariant": chosen.get("batch_invariant"),
         "quantization": chosen.get("quantization"),
         "load_format": chosen.get("load_format") == "sharded_state",
-        "speculative_config": speculative is not None and speculative.has_model,
+        "speculative_config": speculative is not None and speculative.has_head,
     }
     for name in [name for name, is_asked in asked.items() if is_asked]:
-        shown = " with a draft model" if name == "speculative_config" else f"={chosen.get(name)!r}"
+        shown = " with a head that drafts" if name == "speculative_config" else f"={chosen.get(name)!r}"
         raise InvalidConfig(
             f"{name}{shown} can't be used with {spec.architecture}, which transformers' code computes: omit it, or use "
             "a model of one of raycore's families"
@@ -396,7 +393,7 @@ def warn_of_transformers(spec: ModelSpec, model_impl: str | None) -> None:
     if spec.implementation == "transformers" and model_impl != "transformers":
         logger.warning(
             "raycore has no family for %s: transformers' code computes its layers, more slowly, without CUDA graphs. "
-            "It excludes pipeline and expert parallelism, divided prompts, quantization and draft models. "
+            "It excludes pipeline and expert parallelism, divided prompts, quantization and heads that draft. "
             "model_impl='transformers' asks for this, and 'raycore' refuses such models",
             spec.architecture,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, NamedTuple, Protocol
 
 import torch
@@ -21,8 +22,10 @@ from raycore.profile_session import ProfiledParts
 
 Taps = Mapping[int, Callable[[Tensor], None]]
 """By layer of the model: what gets the layer's input, hidden states [T, D], which it must copy, or change in place. By
-the number of layers: what gets the final hidden states, of which all rows are kept then."""
+the number of layers: what gets the input of the last norm, and by the number after that: what gets the final hidden
+states. All rows of these are kept then."""
 NO_TAPS: Taps = {}
+
 ComputeLayer = Callable[[Tensor, Attention], Tensor]
 """A layer all of whose rows are kept. May overwrite the hidden states [T, D] that it gets."""
 RunLayers = Callable[[Sequence[ComputeLayer], Tensor, Attention, Callable[[], None]], Tensor]
@@ -138,3 +141,18 @@ class Network(ABC):
         """Yield the weights that aren't those of experts, as checkpoints have them, for `dense_tensors` of
         `raycore.weights.named` on a rank that comes to share the experts. Networks without experts yield nothing."""
         yield from ()
+
+
+def both_taps(first: Taps, then: Taps) -> Taps:
+    """Return what calls those of `first` and `then`, in this order where a layer has both."""
+    if not first or not then:
+        return first or then
+    joined = dict(first)
+    for layer, tap in then.items():
+        joined[layer] = partial(_both, first[layer], tap) if layer in first else tap
+    return joined
+
+
+def _both(first: Callable[[Tensor], None], then: Callable[[Tensor], None], hidden_TD: Tensor) -> None:
+    first(hidden_TD)
+    then(hidden_TD)

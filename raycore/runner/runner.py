@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.decoder.network import NO_TAPS, Network
+from raycore.decoder.network import NO_TAPS, Network, both_taps
 from raycore.hooks import overridden
 from raycore.messages import GrammarOutput, StepPlan, StepResult
 from raycore.parts.drafts.guesses.drafts import NO_DRAFTS
@@ -197,7 +197,8 @@ class ModelRunner:
         kept = None if keeps_all else self._head.kept_rows(step, tensors)
         taps = NO_TAPS
         for taps_of in self._taps:
-            taps = taps_of(step) or taps
+            # drafts come before the source, whose images change what they read
+            taps = both_taps(taps_of(step), taps)
 
         def compute() -> Tensor:
             inputs = self._source.read(step, tensors)

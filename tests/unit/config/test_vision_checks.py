@@ -31,17 +31,11 @@ def test_the_model_of_texts_is_loaded_alone(qwen3: Path, options: dict[str, Any]
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (
-            {"speculative_config": {"method": "draft_model", "model": "{path}", "num_speculative_tokens": 2}},
-            "whose model sees none: use 'ngram' or 'suffix'",
-        ),
         ({"pipeline_parallel_size": 2}, "a first stage of 2 layers"),
         ({"enable_prompt_embeds": True}, "load only its model of texts (language_model_only=True)"),
     ],
 )
 def test_what_images_cannot_be_used_with_is_refused(qwen3: Path, options: dict[str, Any], reason: str) -> None:
-    if "speculative_config" in options:
-        options = {"speculative_config": options["speculative_config"] | {"model": str(qwen3)}}
     with pytest.raises(InvalidConfig) as refused:
         resolve(qwen3, **options)
     assert reason in str(refused.value)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from drafting_checkpoints import head_config, random_head, write_checkpoint
 from image_prompts import Case, Prompting, config_of, make_case
 from safetensors.torch import load_file, save_file
 from vision_checkpoints import GEMMA3, MODELS, QWEN3_MOE, embeddings_of
@@ -51,6 +52,28 @@ def generate(case: Case, **options: Any) -> list[list[int]]:
 )
 def test_tokens_are_those_of_transformers(case: Case, options: dict[str, Any]) -> None:
     assert generate(case, **options) == case.expected
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_drafts_change_no_token(case: Case, tmp_path: Path, depth: int) -> None:
+    """What drafts sees an image's tokens, and no image."""
+    spec = load_model_spec(case.path)
+    config = head_config(
+        spec.hidden_size, spec.vocab_size, eagle_aux_hidden_state_layer_ids=[*range(min(3, spec.num_layers))]
+    )
+    head = write_checkpoint(tmp_path / "head", config, random_head(config))
+    for model in (head, case.path):
+        always = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [(1, 8, 3)]}
+        engine = engine_of(
+            case.path,
+            block_size=4,
+            max_concurrent_batches=depth,
+            speculative_config={"model": str(model)} | always,
+        )
+        for _ in range(2):  # the second time from cached prefixes
+            assert engine.generate(case.prompts) == case.expected
+        assert engine.core.load().drafts.num_draft_tokens > 50
+        engine.core.shutdown()
 
 
 def test_cached_prefixes_give_the_same_tokens(case: Case) -> None:

@@ -17,7 +17,16 @@ from raycore.parts.drafts.checkpoint.eagle3 import is_eagle3
 MAX_SPECULATIVE_TOKENS = 64
 
 _DEFAULT_LOOKUP = 5
-_MTP_NAMES = ("deepseek_mtp", "glm4_moe_mtp", "glm4_moe_lite_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "mimo_mtp")
+_MTP_NAMES = (
+    "deepseek_mtp",
+    "ernie_mtp",
+    "glm4_moe_mtp",
+    "glm4_moe_lite_mtp",
+    "mimo_mtp",
+    "qwen3_5_mtp",
+    "qwen3_next_mtp",
+    "step3p5_mtp",
+)
 """vLLM's other names of the method `mtp`, each for an architecture."""
 _LookupSize = Annotated[int, Meta(ge=1, le=64)]
 _BatchSize = Annotated[int, Meta(ge=1)]
@@ -60,7 +69,12 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     @property
     def has_model(self) -> bool:
         """Whether workers compute the drafts, with a model."""
-        return self.method in ("draft_model", "eagle3", "mtp")
+        return self.method == "draft_model" or self.has_head
+
+    @property
+    def has_head(self) -> bool:
+        """Whether what drafts reads the target's hidden states."""
+        return self.method in ("eagle3", "mtp")
 
     def fixed_length(self, num_decodes: int) -> int | None:
         """Return how many tokens are guessed for each of so many decodes. None: as many as should pay."""
