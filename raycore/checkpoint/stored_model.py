@@ -164,16 +164,18 @@ def _head_as_stored(head: Eagle3Spec, spec: ModelSpec, tensors: Tensors, path: P
 
 def _own_head_as_stored(head: MtpSpec, spec: ModelSpec, tensors: Tensors, path: Path) -> ModelSpec:
     spec = _with_roots(spec, tensors)
-    names = head.tensors(spec)
-    others = tuple(f"{each}." for each in names.copies)
-    own = {name: each for name, each in tensors.items() if name.startswith(names.own) and not name.startswith(others)}
+    beginnings, copies = head.own_tensors(spec), head.copies(spec)
+    own = {name: each for name, each in tensors.items() if name.startswith(beginnings) and not name.startswith(copies)}
     if not own:
         raise InvalidCheckpoint(
-            f"{path} has no tensor {names.own[0]}*, the layer that predicts further tokens, with which method='mtp' "
+            f"{path} has no tensor {beginnings[0]}*, the layer that predicts further tokens, with which method='mtp' "
             "drafts: use files that have it, or another method"
         )
-    spec = _with_biases(spec, own, path, [names.layer])
-    unknown = _unused(dict(mtp_tensors(spec, head, own.__contains__)), spec, own, path)
+    spec = _with_biases(spec, own, path, [head.tensors(spec, index=index).layer for index in range(spec.num_layers)])
+    expected = dict(mtp_tensors(spec, head, tensors.__contains__))
+    # a norm may be the model's
+    own |= {name: tensors[name] for name in expected if name in tensors}
+    unknown = _unused(expected, spec, own, path)
     unknown = [name for name in unknown if not any(re.fullmatch(known, name) for known in _NO_WEIGHTS)]
     if unknown:
         raise InvalidCheckpoint(

@@ -65,15 +65,17 @@ def eagle3_tensors(spec: ModelSpec, head: Eagle3Spec, has_tensor: Callable[[str]
 
 
 def mtp_tensors(spec: ModelSpec, head: MtpSpec, has_tensor: Callable[[str], bool]) -> Shapes:
-    """Yield the tensors of a head in its target's checkpoint. `spec`: of the head's layer."""
-    hidden, names = spec.hidden_size, head.tensors(spec)
-    yield f"{names.projection}.weight", (hidden, 2 * hidden)
-    for norm in (names.embedding_norm, names.hidden_norm, names.final_norm):
-        yield f"{norm}.weight", (hidden,)
-    yield from _norms(spec, 0, names.layer)
-    yield from part_tensors(spec, spec.mixers[0], names.layer)
-    feed_forward = spec.feed_forwards[0].stored(spec, head.has_tensor(spec, has_tensor))
-    yield from part_tensors(spec, feed_forward, names.layer)
+    """Yield the tensors of a head in its target's checkpoint. `spec`: of the head's layers."""
+    hidden = spec.hidden_size
+    for index in range(spec.num_layers):
+        names = head.tensors(spec, has_tensor, index)
+        yield f"{names.projection}.weight", (hidden, 2 * hidden)
+        for norm in (names.embedding_norm, names.hidden_norm, names.final_norm):
+            yield from _norm(spec, norm)
+        yield from _norms(spec, index, names.layer)
+        yield from part_tensors(spec, spec.mixers[index], names.layer)
+        feed_forward = spec.feed_forwards[index].stored(spec, head.has_tensor(spec, has_tensor))
+        yield from part_tensors(spec, feed_forward, names.layer)
 
 
 def layer_prefix(has_tensor: Callable[[str], bool] = lambda name: False) -> str:

@@ -138,9 +138,12 @@ class Decoder(Network):
             h_TD = self._layers[-1](h_TD, attention, rows_R)
         if not self.stage.is_last:
             return h_TD
+        num_layers = self.stage.layers.stop
+        if num_layers in taps:
+            taps[num_layers](h_TD)
         h_TD = self._final_norm(h_TD)
-        if self.stage.layers.stop in taps:
-            taps[self.stage.layers.stop](h_TD)
+        if num_layers + 1 in taps:
+            taps[num_layers + 1](h_TD)
         return h_TD
 
     @property

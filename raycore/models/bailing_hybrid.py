@@ -16,6 +16,7 @@ from raycore.models.kimi_linear import OTHER_KEYS
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.state import state_layers
 from raycore.models.spec import Parts, TensorNames
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import ExpertNames, grouped_sigmoid_router, sparse_layers
 
 _DEFAULTS = {
@@ -100,7 +101,8 @@ def _parts(config: JsonFields) -> Parts:
         least_decay=_least_decay(config) if config.bool_("kda_safe_gate") else None,
         block=_BLOCK,
     )
-    parts = latent_parts(config, grouped_sigmoid_router(config), is_adjacent=True, sparse=sparse_layers(config))
+    router, sparse = grouped_sigmoid_router(config), sparse_layers(config)
+    parts = latent_parts(config, router, is_adjacent=True, sparse=sparse, mtp=MtpNames())
     assert parts.latent is not None, "such parts have it"
     return msgspec.structs.replace(
         parts,

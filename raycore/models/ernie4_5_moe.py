@@ -6,10 +6,11 @@ from typing import Any
 
 from raycore.json_fields import JsonFields
 from raycore.models.ernie4_5 import ERNIE4_5_DEFAULTS
-from raycore.models.family import Family, plain_parts
+from raycore.models.family import Family, plain_parts, predictors
 from raycore.models.layer_part import ROWS
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, SharedExperts, num_chosen, num_experts
 
 _DEFAULTS = {
@@ -31,6 +32,17 @@ _DEFAULTS = {
 _KEYS = {"moe_num_experts": "num_experts", "moe_k": "num_experts_per_tok"}
 """Names of the same settings elsewhere, by those in config.json."""
 _NAMES = ExpertNames(correction="moe_statics.e_score_correction_bias")
+_MTP = MtpNames(
+    layer="model.mtp_block.{}.",
+    others="model.",
+    embedding_norm="mtp_emb_norm.{}",
+    hidden_norm="mtp_hidden_norm.{}",
+    projection="mtp_linear_proj.{}",
+    final_norms=(),
+    copies=(),
+    reads_normed=False,
+    is_sparse=False,
+)
 
 
 def _convert(config: dict[str, Any]) -> dict[str, Any]:
@@ -66,6 +78,7 @@ def _parts(config: JsonFields) -> Parts:
         config,
         rotations=[rotation] * config.int_("num_hidden_layers"),
         moe=experts if any(sparse) else None,
+        **predictors(config, _MTP),
     )
 
 

@@ -6,6 +6,7 @@ from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, plain_parts, predictors
 from raycore.models.glm4_moe_lite import layers_with_experts
 from raycore.models.spec import Parts
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import ExpertChoice, ExpertNames, MoeSpec, SharedExperts, num_chosen, num_experts
 
 _DEFAULTS = {
@@ -53,7 +54,7 @@ def _parts(config: JsonFields) -> Parts:
         o_bias=has_bias,
         qk_norm="heads",
         moe=experts if any(sparse) else None,
-        **predictors(config),
+        **predictors(config, MtpNames()),
     )
 
 

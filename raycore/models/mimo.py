@@ -9,13 +9,14 @@ from raycore.models.spec import Parts
 from raycore.parts.drafts.models import MtpNames
 
 _MTP = MtpNames(
-    layer="model.mtp_layers.0.",
+    layer="model.mtp_layers.{}.",
     embedding_norm="token_layernorm",
     hidden_norm="hidden_layernorm",
     projection="input_proj",
-    final_norm="final_layernorm",
+    final_norms=("final_layernorm",),
     copies=(),
     reads_hidden_first=True,
+    reads_normed=False,
 )
 
 

@@ -13,12 +13,14 @@ from raycore.models.family import (
     check_known,
     fields_of,
     plain_parts,
+    predictors,
     rotations_by_type,
     windows_by_type,
 )
 from raycore.models.mixers.attention import LayerHeads
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Parts, TensorNames
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import MoeSpec, grouped_sigmoid_router, num_chosen, num_experts, sparse_by_type
 
 _FRACTION = 0.334
@@ -44,11 +46,21 @@ _DEFAULTS = {
     "topk_group": 1,
     "norm_topk_prob": True,
     "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 3,
     "eos_token_id": None,
 }
 _KNOWN = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "moe_router_activation": "sigmoid"}
 """The router's settings that files have, and what they are in all of these models."""
 _NAMES = TensorNames(sinks="self_attn.attention_sink_bias")
+_MTP = MtpNames(
+    layer="model.mtp.layers.{}.",
+    final_norms=("final_layernorm",),
+    copies=(),
+    before_feed_forward="pre_mlp_layernorm",
+    reads_normed=False,
+    has_window=True,
+    is_sparse=False,
+)
 _EVERY = 6
 """Without types, the first layer and every such one have no window."""
 
@@ -100,6 +112,7 @@ def _parts(config: JsonFields) -> Parts:
         value_scale=1.0 if scale is None else scale,
         moe=_experts(config),
         names=_NAMES,
+        **predictors(config, _MTP),
     )
 
 

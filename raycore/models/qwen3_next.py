@@ -46,12 +46,12 @@ _DEFAULTS = {
     "eos_token_id": None,
 }
 _MTP = MtpNames(
-    layer="mtp.layers.0.",
+    layer="mtp.layers.{}.",
     others="mtp.",
     embedding_norm="pre_fc_norm_embedding",
     hidden_norm="pre_fc_norm_hidden",
     projection="fc",
-    final_norm="norm",
+    final_norms=("norm",),
     copies=(),
 )
 _QWEN3_NEXT_DEFAULTS = {**_DEFAULTS, "vocab_size": 151936, "num_experts": 512, "num_experts_per_tok": 10}

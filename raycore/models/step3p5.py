@@ -7,6 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from raycore.json_fields import JsonFields
 from raycore.models.family import (
     DEFAULTS,
@@ -14,6 +16,7 @@ from raycore.models.family import (
     check_known,
     fields_of,
     plain_parts,
+    predictors,
     rotations_by_type,
     sliding_layers,
     windows_by_type,
@@ -21,6 +24,7 @@ from raycore.models.family import (
 from raycore.models.mixers.attention import LayerHeads
 from raycore.models.rotation import parse_rotation
 from raycore.models.spec import Gate, LayerGates, LimitedSilu, Parts, TensorNames
+from raycore.parts.drafts.models import MtpNames
 from raycore.parts.experts.models import (
     ExpertChoice,
     ExpertNames,
@@ -70,6 +74,11 @@ _KNOWN = {
 _NUM_DENSE = 3
 """Without types, so many first layers have no experts."""
 _NAMES = TensorNames(attention_gate="self_attn.g_proj")
+_MTP = MtpNames(
+    final_norms=("shared_head.norm", "transformer.shared_head.norm"),
+    copies=("embed_tokens", "shared_head.head", "shared_head.output", "transformer.shared_head.output"),
+    reads_normed=False,
+)
 _EXPERTS = ExpertNames(
     "moe",
     correction="router_bias",
@@ -87,7 +96,9 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
     num_padded = num_layers + (fields.optional_int("num_nextn_predict_layers", low=0) or 0)
     for key in _LISTS:
         if len(fields.list_(key) or []) == num_padded:
-            config[key] = config[key][:num_layers]
+            config[key], further = config[key][:num_layers], config[key][num_layers:]
+            if further:
+                config[f"mtp_{key}"] = further
     sparse = config.get("moe_layers_enum")
     if fields.list_("mlp_layer_types") is None and sparse is not None:
         of_experts = {int(each) for each in (sparse.split(",") if isinstance(sparse, str) else sparse) if str(each)}
@@ -140,9 +151,17 @@ def _parts(config: JsonFields) -> Parts:
         rotations=rotations_by_type(config, parse_rotation(config, "sliding_attention")),
         layer_gates=_layer_gates(config),
         moe=_experts(config),
-        num_predictors=config.optional_int("num_nextn_predict_layers", low=0) or 0,
         names=_NAMES,
+        **predictors(config, _further_layers(config)),
     )
+
+
+def _further_layers(config: JsonFields) -> MtpNames | None:
+    """Return the tensors of the layers that predict further tokens. None: they aren't alike, so they can't draft."""
+    types, parts = config.list_("mtp_layer_types") or [], config.list_("mtp_mlp_layer_types") or []
+    if len(set(types)) > 1 or len(set(parts)) > 1:
+        return None
+    return msgspec.structs.replace(_MTP, has_window="sliding_attention" in types, is_sparse="sparse" in parts)
 
 
 def _layer_gates(config: JsonFields) -> list[LayerGates]:

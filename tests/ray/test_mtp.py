@@ -25,6 +25,7 @@ CASES = [
     ("deepseek_v3", TENSOR | {"async_scheduling": True}),
     ("deepseek_v3", STAGES),
     ("deepseek_v3", TENSOR | {"decode_context_parallel_size": 2}),
+    ("mimo_v2_flash", TENSOR | {"async_scheduling": True}),
     ("qwen3_next", TENSOR),
     ("qwen3_next", STAGES),
 ]

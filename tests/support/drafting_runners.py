@@ -150,8 +150,8 @@ class Eagle3Runner:
         network = Eagle3Head(spec, head, weights, TensorParallel(), operations, target.embed)
         compute_logits = network.logits
 
-        def noted(hidden_TD: torch.Tensor) -> torch.Tensor:
-            self.logits.append(compute_logits(hidden_TD))
+        def noted(hidden_TD: torch.Tensor, layer: int) -> torch.Tensor:
+            self.logits.append(compute_logits(hidden_TD, layer))
             return self.logits[-1]
 
         network.logits = noted

@@ -337,7 +337,10 @@ class DraftModelWorker(NetworkDrafts):
 
     def weight_bytes(self) -> int:
         weights = empty_decoder_weights(self._whole_share)
-        return sum(tensor.numel() * self._dtype.itemsize for _, tensor in named_weights(weights))
+        return sum(
+            each.nbytes if isinstance(each, Tensor) else each.numel() * self._dtype.itemsize
+            for _, each in named_weights(weights)
+        )
 
     def _make_network(self, drafted: Drafted) -> DraftModel:
         assert self.network is not None, "load() comes first"
@@ -367,12 +370,14 @@ class HeadWorker(NetworkDrafts):
         """Return the same as without a head, and those of what it reads of the target."""
         limits = self._limits
         numbers = limits.num_tokens * self._config.model.spec.hidden_size * len(self._target_layers)
-        own = (numbers + limits.num_seqs * self._drafter.spec.hidden_size) * self._dtype.itemsize
-        return super().kept_bytes() + own
+        num_more = self._drafter.spec.num_layers - 1
+        rows = (1 + num_more) * limits.num_seqs + num_more * limits.num_tokens
+        return super().kept_bytes() + (numbers + rows * self._drafter.spec.hidden_size) * self._dtype.itemsize
 
     def step_bytes(self) -> int:
-        # a head's input has two halves, and one more copy
-        inputs = self._limits.num_tokens * 4 * self._drafter.spec.hidden_size * self._dtype.itemsize
+        # a head's input has two halves, and one more copy; what layers pass on to the next one, two more
+        num_copies = 4 + 2 * (self._drafter.spec.num_layers > 1)
+        inputs = self._limits.num_tokens * num_copies * self._drafter.spec.hidden_size * self._dtype.itemsize
         return super().step_bytes() + inputs
 
     @abstractmethod
@@ -420,11 +425,11 @@ class MtpWorker(HeadWorker):
     def weight_bytes(self) -> int:
         return mtp_weight_bytes(self._whole_share, self._head)
 
-    def _make_weights(self, path: Path, seed: int | None) -> MtpWeights:
+    def _make_weights(self, path: Path, seed: int | None) -> list[MtpWeights]:
         of_share = self._share, self._head
         return load_mtp_weights(*of_share, path) if seed is None else random_mtp_weights(*of_share, seed)
 
-    def _make_head(self, weights: MtpWeights, operations: Operations, vocabulary: Vocabulary) -> MtpHead:
+    def _make_head(self, weights: list[MtpWeights], operations: Operations, vocabulary: Vocabulary) -> MtpHead:
         return MtpHead(self._drafter.spec, self._head, weights, self._ranks, operations, vocabulary)
 
 

@@ -23,7 +23,7 @@ SAMPLED = SamplingParams(temperature=1.0, top_p=0.9, seed=3, max_tokens=NUM_NEW_
 ALWAYS = {"method": "mtp", "num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [(1, 8, 3)]}
 
 
-@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3", "qwen3_next", "qwen2"])
+@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3", "mimo_v2_flash", "qwen3_next", "qwen2"])
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return MtpCheckpoint(request.param, tmp_path_factory.mktemp("checkpoint")).path
 
@@ -69,7 +69,8 @@ def test_drafts_of_the_models_own_layer_change_no_token(
         assert run(core) == expected
     load = core.load()
     assert load.drafts.num_draft_tokens > 50
-    assert load.prefix_cache_hits > 0
+    # with windows of their own, few blocks keep no prefix
+    assert load.prefix_cache_hits > 0 or (path.name, blocks) == ("mimo_v2_flash", 20)
     assert (load.num_preemptions > 0) == (blocks == 20)
     core.shutdown()
 

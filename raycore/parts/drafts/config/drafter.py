@@ -75,7 +75,11 @@ def resolve_drafter(
         spec, head = without_vision(load_model_spec(path)), None
         _check_draft_model(path, spec, target, expert_parallel=expert_parallel)
     else:
-        spec, head = load_eagle3_spec(path, target) if config.method == "eagle3" else _own_head(path, target)
+        spec, head = (
+            load_eagle3_spec(path, target)
+            if config.method == "eagle3"
+            else _own_head(path, target, config.num_speculative_tokens)
+        )
         if draft_tp_size != tp_size:
             raise _error(
                 f"draft_tensor_parallel_size={draft_tp_size}: a head of the target needs the target's "
@@ -92,13 +96,13 @@ def resolve_drafter(
     )
 
 
-def _own_head(path: Path, target: ModelSpec) -> tuple[ModelSpec, MtpSpec]:
-    found = mtp_spec(target)
+def _own_head(path: Path, target: ModelSpec, num_tokens: int) -> tuple[ModelSpec, MtpSpec]:
+    found = mtp_spec(target, num_tokens)
     if found is not None:
         return found
     why = "has no layer that predicts further tokens"
     if target.num_predictors:
-        why = "has layers that predict further tokens, but raycore doesn't compute those of this architecture"
+        why = "has layers that predict further tokens, but raycore doesn't compute these"
     raise _error(f"method='mtp', but {path} ({target.architecture}) {why}: use another method")
 
 

@@ -58,14 +58,14 @@ class Eagle3Head(DraftingHead):
     def fuse(self, states_TX: Tensor) -> Tensor:
         return self._fc(states_TX)
 
-    def store(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention) -> None:
+    def store(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention, layer: int = 0) -> None:
         self._layer.mixer(self._inputs(token_ids_T, hidden_TD)[0], attention)
 
-    def forward(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention) -> Tensor:
+    def forward(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention, layer: int = 0) -> Tensor:
         x_TI, residual_TD = self._inputs(token_ids_T, hidden_TD)
         return self._layer.finish(residual_TD, self._layer.mixer(x_TI, attention))
 
-    def logits(self, hidden_TD: Tensor) -> Tensor:
+    def logits(self, hidden_TD: Tensor, layer: int = 0) -> Tensor:
         logits_TW = self._ranks.all_gather_columns(self._lm_head(self._final_norm(hidden_TD)))
         logits_TW = logits_TW[:, : self._draft_vocab_size]
         if self._token_ids_W is None:

@@ -1,8 +1,9 @@
-"""What heads that draft have in common: a network of one layer that reads hidden states of its target.
+"""What heads that draft have in common: a network of one layer or several, which reads hidden states of its target.
 
 For position i, its input is the embedding of the token at i + 1, and a hidden state of position i. For tokens that the
 target has computed, this is made of the target's hidden states (`fuse`). For drafts, it is the head's own output at the
-position before. Letters of shapes: as in `decoder`; X: hidden states of several layers side by side.
+position before. With several layers, each layer after the first one reads the output of the layer before at the
+position before, for all tokens. Letters of shapes: as in `decoder`; X: hidden states of several layers side by side.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from raycore.profile_session import ProfiledParts
 class DraftingHead(ABC):
     """One tensor-parallel rank's part of a head."""
 
+    num_layers: int = 1
+    """How many layers draft, one after the other: the first one the next token but one, and so on."""
     hidden_size: int
     dtype: torch.dtype
     num_weights: int
@@ -27,28 +30,28 @@ class DraftingHead(ABC):
     num_key_value_numbers: int
     """How many numbers one token's keys and values have."""
     constants: Sequence[MixerConstants]
-    """Of its layer."""
+    """Of its layers."""
 
     @abstractmethod
     def fuse(self, states_TX: Tensor) -> Tensor:
         """Return the hidden states [T, D] that the head reads instead of the target's [T, X]."""
 
     @abstractmethod
-    def store(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention) -> None:
-        """Store keys and values of the step that `attention` has begun.
+    def store(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention, layer: int = 0) -> None:
+        """Store a layer's keys and values of the step that `attention` has begun.
 
         Args:
             token_ids_T: the token after each position.
-            hidden_TD: the hidden state of each position. Isn't changed.
+            hidden_TD: what the layer reads at each position. Isn't changed.
         """
 
     @abstractmethod
-    def forward(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention) -> Tensor:
-        """Return the head's hidden states [T, D], for the arguments of `store`. May overwrite `hidden_TD`."""
+    def forward(self, token_ids_T: Tensor, hidden_TD: Tensor, attention: Attention, layer: int = 0) -> Tensor:
+        """Return a layer's hidden states [T, D], for the arguments of `store`. May overwrite `hidden_TD`."""
 
     @abstractmethod
-    def logits(self, hidden_TD: Tensor) -> Tensor:
-        """Return logits [T, V] in the target's vocabulary. All ranks return the same."""
+    def logits(self, hidden_TD: Tensor, layer: int = 0) -> Tensor:
+        """Return the logits [T, V] of a layer's hidden states, in the target's vocabulary, the same on all ranks."""
 
     def parts(self) -> ProfiledParts:
         """The parts of a step, for profiles."""

@@ -41,7 +41,7 @@ class StageStates:
         """
         assert target.takes_taps, "a head reads the target's hidden states"
         stage = target.stage.layers
-        end = stage.stop + target.stage.is_last
+        end = stage.stop + 2 * target.stage.is_last  # the last norm's input and its result count as layers' inputs
         size, known = target.hidden_size, [layer for layer in target_layers if layer < end]
         self._links = links
         self._rows = rows

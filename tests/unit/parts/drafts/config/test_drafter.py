@@ -12,6 +12,7 @@ from drafting_checkpoints import head_config
 from raycore.config import EngineConfig, resolve
 from raycore.demo import demo_model_path
 from raycore.errors import InvalidCheckpoint, InvalidConfig
+from raycore.parts.drafts.checkpoint.mtp import MtpSpec
 
 DENSE = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -66,15 +67,20 @@ def test_the_speculative_method_is_found_by_the_drafters_checkpoint(write) -> No
     assert (found.path, found.num_speculative_tokens, found.max_model_len) == (head, 3, 64)
 
 
-def test_a_model_drafts_with_the_first_of_its_layers_that_predict_further_tokens(write) -> None:
-    target = write("target", PREDICTING | {"num_nextn_predict_layers": 2})
+@pytest.mark.parametrize(("num_layers", "num_used"), [(1, 1), (2, 2), (5, 3)])
+def test_a_model_drafts_with_as_many_of_its_layers_as_there_may_be_drafts(write, num_layers, num_used) -> None:
+    target = write("target", PREDICTING | {"num_nextn_predict_layers": num_layers})
     found = drafter_of(target, {"method": "mtp"}, tensor_parallel_size=2)
-    assert found.head is not None
-    assert found.head.target_layers == [4]
-    assert found.head.tensors(found.spec).layer == "model.layers.4."
+    assert isinstance(found.head, MtpSpec)
+    assert found.head.target_layers == [5], "after the last norm"
+    assert found.head.own_tensors(found.spec)[0] == "model.layers.4."
+    assert found.head.tensors(found.spec, index=num_used - 1).layer == f"model.layers.{3 + num_used}."
     assert (found.path, found.tensor_parallel_size, found.max_model_len) == (target, 2, 64)
     assert found.spec.moe is not None
-    assert (found.spec.num_layers, found.spec.moe.sparse_layers) == (1, [True])
+    assert (found.spec.num_layers, found.head.num_layers, found.spec.moe.sparse_layers) == (
+        *(num_used, num_used),
+        [True] * num_used,
+    )
     config = resolve(target, speculative_config={"method": "mtp", "num_speculative_tokens": 3})
     assert config.reads_hidden_states
     assert EngineConfig.decode(config.encode()).drafter == config.drafter
@@ -159,8 +165,12 @@ def test_drafters_that_do_not_fit_the_target_are_refused_by_name(
     [
         ({"num_nextn_predict_layers": 0}, {}, {}, "has no layer that predicts further tokens"),
         (
-            {"architectures": ["HYV3ForCausalLM"], "num_experts": 4, "num_shared_experts": 1},
-            *({}, {}, "but raycore doesn't compute those of this architecture"),
+            {
+                "architectures": ["Step3p5ForCausalLM"],
+                "num_nextn_predict_layers": 2,
+                "mtp_layer_types": ["full_attention", "sliding_attention"],
+            },
+            *({}, {}, "but raycore doesn't compute these"),
         ),
         (
             *({}, {"draft_tensor_parallel_size": 1}, {"tensor_parallel_size": 2}),

@@ -32,9 +32,9 @@ class Pipe:
         return tensor.copy_(self.sent.popleft())
 
 
-@pytest.mark.parametrize("read", [[0, 3, 5], [1, 2], [4, 5], [0], [0, 1, 2, 3, 4, 5], [6], [1, 6]])
+@pytest.mark.parametrize("read", [[0, 3, 5], [1, 2], [4, 5], [0], [0, 1, 2, 3, 4, 5], [6], [7], [1, 6], [6, 7]])
 def test_states_of_all_stages_are_side_by_side(read: list[int]) -> None:
-    """6 stands for the final hidden states."""
+    """6 stands for the last norm's input, and 7 for the final hidden states."""
     pipes: list[Any] = [Pipe(), Pipe()]
     stages = [Stage(range(2), is_last=False), Stage(range(2, 4), is_last=False), Stage(range(4, 6))]
     states: list[StageStates] = []
@@ -43,11 +43,11 @@ def test_states_of_all_stages_are_side_by_side(read: list[int]) -> None:
         states.append(StageStates(target, read, pipes[number - 1 : number] if number else [], ALL_ROWS, MAX_ROWS, CPU))
     parts = [ReadStage(each, pipe, 4, 2) for each, pipe in zip(states, pipes, strict=False)]
     for num_rows in (4, 1):
-        inputs = {layer: torch.randn(num_rows, SIZE) for layer in range(7)}
+        inputs = {layer: torch.randn(num_rows, SIZE) for layer in range(8)}
         step: Any = SimpleNamespace(positions=np.zeros(num_rows))
         for part, stage in zip([*parts, states[-1]], stages, strict=True):
             taps = part.taps(step) if isinstance(part, ReadStage) else part.taps
-            layers = range(stage.layers.start, stage.layers.stop + stage.is_last)
+            layers = range(stage.layers.start, stage.layers.stop + 2 * stage.is_last)
             assert taps.keys() == set(read) & set(layers)
             for layer, tap in taps.items():
                 tap(inputs[layer])
