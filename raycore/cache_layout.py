@@ -37,6 +37,8 @@ class LayerCacheSpec(msgspec.Struct, frozen=True):
     """Bytes of one block's tokens in this layer."""
     window: int | None = None
     """Kind `window`: how many tokens a token sees, itself included."""
+    beside_bytes: int = 0
+    """Bytes of what it keeps of one block's tokens beside these, in a page of its own, such as an indexer's keys."""
 
 
 class WorkerCacheSpec(msgspec.Struct, frozen=True):
@@ -141,7 +143,7 @@ class CacheLayout(msgspec.Struct, frozen=True):
 
     def block_bytes(self, worker: WorkerCacheSpec) -> int:
         """Return the bytes of one block on a worker."""
-        return worker.draft_bytes + sum(page.num_bytes for page in set(self.pages(worker).values()))
+        return worker.draft_bytes + _page_bytes(self.pages(worker), worker.layers)
 
     def pages(self, worker: WorkerCacheSpec) -> dict[int, CachePage]:
         """Return the pages of a worker's layers that keep something, by their indexes in the stage.
@@ -150,6 +152,19 @@ class CacheLayout(msgspec.Struct, frozen=True):
         """
         groups = self.stage_layers(range(worker.first_layer, worker.first_layer + len(worker.layers)))
         return _pages(groups, worker.layers)
+
+    def pages_beside(self, worker: WorkerCacheSpec) -> dict[int, CachePage]:
+        """Return the other pages of those layers that keep something beside, by their indexes in the stage.
+
+        No other layer has such a page.
+        """
+        counts = Counter(page.num_bytes for page in set(self.pages(worker).values()))
+        found: dict[int, CachePage] = {}
+        for index, layer in enumerate(worker.layers):
+            if layer.beside_bytes:
+                found[index] = CachePage(layer.beside_bytes, counts[layer.beside_bytes])
+                counts[layer.beside_bytes] += 1
+        return found
 
 
 class KVCacheConfig(msgspec.Struct, frozen=True):
@@ -196,8 +211,7 @@ def divide_layers(layers: Sequence[LayerCacheSpec], limits: CacheLimits) -> Cach
     layouts = [CacheLayout(tuple(groups), limits) for groups in candidates]
 
     def cost(layout: CacheLayout) -> tuple[int, int]:
-        pages = set(_pages([group.layers for group in layout.groups], layers).values())
-        block_bytes = sum(page.num_bytes for page in pages)
+        block_bytes = _page_bytes(_pages([group.layers for group in layout.groups], layers), layers)
         return block_bytes * sum(layout.blocks_of(limits.max_model_len, chunk=1)), layout.num_groups
 
     return min(layouts, key=cost)
@@ -245,6 +259,11 @@ def _divide(kinds: _Kinds, size: int) -> list[CacheGroup]:
         groups += [CacheGroup(kind, tuple(layers[first::num_groups]), window) for first in range(num_groups)]
     # what counts requests' tokens needs a group, even if no layer keeps any
     return groups or [CacheGroup("full", ())]
+
+
+def _page_bytes(pages: Mapping[int, CachePage], layers: Sequence[LayerCacheSpec]) -> int:
+    """Return the bytes of all pages of a block. `pages`: those of `_pages`."""
+    return sum(page.num_bytes for page in set(pages.values())) + sum(layer.beside_bytes for layer in layers)
 
 
 def _pages(groups: Sequence[Sequence[int]], layers: Sequence[LayerCacheSpec]) -> dict[int, CachePage]:

@@ -21,7 +21,7 @@ OTHER_TYPES = (
         "glm5_next", "Glm5NextForConditionalGeneration", "attention to selected tokens, and several residual streams"
     ),
     OtherType("kimi_k25", "Kimi_K25ForConditionalGeneration"),
-    OtherType("minimax_m3_vl", "MiniMaxM3VLForConditionalGeneration", "attention to selected blocks of tokens"),
+    OtherType("minimax_m3_vl", "MiniMaxM3SparseForConditionalGeneration"),
     OtherType("mistral3", "Mistral3ForConditionalGeneration"),
     OtherType("mistral4", "Mistral4ForCausalLM"),
     OtherType(
@@ -57,6 +57,7 @@ NOTES: Mapping[str, str] = {
     "falcon_mamba": "residuals are in the model's data type, whatever `residual_in_fp32` says",
     "mamba": "residuals are in the model's data type, whatever `residual_in_fp32` says",
     "mamba2": "residuals are in the model's data type, whatever `residual_in_fp32` says",
+    "minimax_m3_vl": "the texts",
     "minimax_m3_vl_text": "only if no layer selects tokens",
 }
 """What holds for some of the models of a type."""
@@ -93,7 +94,7 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     _RELATIVE: ("inkling2_text", "inkling_text"),
     _DRAFTS: ("gemma4_assistant", "gemma4_unified_assistant"),
     _OWN_PARTS: ("axk2", "cohere_compass_text", "dbrx", "dots3_note", "dots3_note_text", "lara_mini"),
-    _SELECTED: ("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
+    _SELECTED: ("deepseek_v4", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
     "layers that share keys and values, and embeddings of each layer": (
         *("gemma3n", "gemma3n_text", "gemma4", "gemma4_unified"),
     ),

@@ -34,11 +34,13 @@ class KVTensors:
         dtype: torch.dtype,
         device: torch.device,
         memory: Sequence[Tensor] | None = None,
+        beside: Sequence[Tensor | None] = (),
     ) -> None:
         """
         Args:
             dtype: of the stored numbers.
             memory: that of each layer, in one dimension, which may have more blocks. None: it is allocated.
+            beside: by layer, the memory of what it keeps of the same tokens, too.
 
         Raises:
             InvalidConfig: it can't be allocated, on a CPU.
@@ -55,6 +57,8 @@ class KVTensors:
         self.rows = [] if dtype == torch.int8 else [layer.view(-1, head_dim) for layer in self.blocks]
         """By layer, a view [N·2·K·S, H] of the same memory: one row per block, key or value, head and token. Steps
         write rows of this view. Empty in int8, which only native kernels write."""
+        self.beside = [None if layer is None else layer.view(num_blocks * block_size, -1) for layer in beside]
+        """By layer, a view [N·S, X]: what it keeps of the same tokens beside. None: nothing."""
         self._heads = np.arange(2 * num_kv_heads)
         self._heads_2K11 = (np.arange(2)[:, None] * num_kv_heads + np.arange(num_kv_heads))[:, None, :, None]
 
@@ -68,6 +72,7 @@ class KVTensors:
         part = copy.copy(self)
         part.blocks = [self.blocks[layer] for layer in layers]
         part.rows = [self.rows[layer] for layer in layers] if self.rows else []
+        part.beside = [self.beside[layer] for layer in layers] if self.beside else []
         return part
 
     def write_rows(self, block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer]) -> NDArray[np.int64]:

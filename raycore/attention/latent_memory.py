@@ -8,7 +8,9 @@ import torch
 
 from raycore.attention.explicit import SCORE_BYTES
 from raycore.attention.memory import exchanged_bytes
+from raycore.attention.selected import tokens_at_a_time
 from raycore.models.mixers.latent import LatentHeads
+from raycore.models.mixers.selecting import SelectingHeads
 from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES, MixerMemory
 
 
@@ -50,4 +52,48 @@ class LatentMemory(MixerMemory):
 
     @property
     def _latent(self) -> LatentHeads:
+        return self.mixer
+
+
+class SelectingMemory(LatentMemory):
+    """That of latent attention to selected tokens, where a layer has an indexer."""
+
+    def token_numbers(self, *, is_native: bool) -> int:
+        heads, indexer = self._selecting, self._selecting.indexer
+        num_heads = self.spec.num_heads // self.tp_size
+        # what attention gets twice, with what it gets beside, whose queries are turned
+        beside = (heads.query_rank or 0) + 2 * (indexer.head_dim + indexer.num_heads)
+        copied = (num_heads + 1) * heads.width + num_heads * heads.rank
+        queries = 3 * indexer.num_heads * indexer.head_dim
+        return super().token_numbers(is_native=is_native) + 2 * beside + copied + queries
+
+    def layer_bytes(self, *, is_native: bool) -> int:
+        num_heads = self.spec.num_heads // self.tp_size
+        numbers = 4 * self.spec.hidden_size + self.token_numbers(is_native=is_native)
+        # native kernels return parts of attention
+        parts = num_heads * (self._latent.rank + 2) * FLOAT32_BYTES
+        return self.limits.num_tokens * (numbers * self.dtype.itemsize + parts) + self._selection_bytes()
+
+    def attention_bytes(self, windows: Collection[int | None]) -> int:
+        heads, num_selected = self._selecting, self._selecting.indexer.num_selected
+        num_heads = self.spec.num_heads // self.tp_size
+        size = tokens_at_a_time(num_selected, heads.width, num_heads)
+        num_tokens = min(1 if self.batch_invariant else size, self.limits.num_tokens)
+        gathered = heads.width * self.dtype.itemsize * (1 if self.dtype == torch.float32 else 2)
+        of_token = num_selected * (gathered + 3 * num_heads * FLOAT32_BYTES)
+        return super().attention_bytes(windows) + num_tokens * of_token + self._selection_bytes()
+
+    def _selection_bytes(self) -> int:
+        """Return the bytes of the keys of one request, of the scores of some of its tokens, and of all their rows."""
+        limits, indexer = self.limits, self._selecting.indexer
+        max_keys = limits.max_model_len + 1
+        keys = 2 * max_keys * indexer.head_dim * (self.dtype.itemsize + FLOAT32_BYTES)
+        of_token = (indexer.num_heads + 8) * max_keys * FLOAT32_BYTES
+        num_tokens = 1 if self.batch_invariant else limits.num_tokens
+        scores = max(of_token, min(SCORE_BYTES, num_tokens * of_token))
+        rows = limits.num_tokens * indexer.num_selected * (FLOAT32_BYTES + 3 * INT64_BYTES)
+        return keys + scores + rows
+
+    @property
+    def _selecting(self) -> SelectingHeads:
         return self.mixer

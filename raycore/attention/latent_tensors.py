@@ -27,8 +27,9 @@ class LatentTensors:
         dtype: torch.dtype,
         device: torch.device,
         memory: Sequence[Tensor] | None = None,
+        beside: Sequence[Tensor | None] = (),
     ) -> None:
-        """As that of `KVTensors`."""
+        """As that of `KVTensors`. `beside`: by layer, the memory of what it keeps of the same tokens, too."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         if memory is None:
@@ -37,6 +38,8 @@ class LatentTensors:
         """By layer, a view [N, S·W]. Attention gathers rows of this view."""
         self.rows = [layer.view(-1, width) for layer in self.blocks]
         """By layer, a view [N·S, W] of the same memory: one row for each token."""
+        self.beside = [None if layer is None else layer.view(num_blocks * block_size, -1) for layer in beside]
+        """By layer, a view [N·S, X]: what it keeps of the same tokens beside. None: nothing."""
 
     @staticmethod
     def bytes_per_block(num_layers: int, width: int, block_size: int, dtype: torch.dtype) -> int:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from raycore.layers.linear import Linear
 from raycore.layers.rope import Rope
 from raycore.models.mixers.spec import HeadShape
 from raycore.models.spec import ModelSpec, QueryScale
@@ -33,7 +34,8 @@ class Attention(Protocol):
 
         With latent attention, `qkv_TO` has a token's query heads, brought to the space of latents, and its key. Of
         both, the last elements are rotated, and the others of the key, the latent, are normalized. Returns
-        [T, query heads · size of a latent].
+        [T, query heads · size of a latent]. Where tokens are selected, `qkv_TO` has more behind these, in layers that
+        select some: what the queries of `AttentionSpec.index_queries` are made of, a key, and the weight of each query.
         """
         ...
 
@@ -56,6 +58,8 @@ class MixerConstants(NamedTuple):
     """As `AttentionSpec.qk_norms_NH` has it."""
     sinks_N: Tensor | None = None
     """As `AttentionSpec.sinks_N` has it."""
+    index_queries: Linear | None = None
+    """As `AttentionSpec.index_queries` has it."""
     of_state: Mapping[str, Any] = {}
     """By the names of the fields of what the kernels of states know of a layer: tensors, None, or what the kernels
     call."""
@@ -112,6 +116,9 @@ class AttentionSpec:
     chunks: list[int | None] | None = None
     """By layer: the number of tokens of a chunk of the sequence, within which tokens see each other. None: there are no
     chunks in the layer, or in any."""
+    index_queries: list[Linear | None] = field(default_factory=list["Linear | None"])
+    """By layer: makes the queries of what selects tokens, [T, heads · elements]. None: the layer sees the tokens that
+    were selected last. Empty: none are."""
     copies: WeightCopies = field(default_factory=WeightCopies)
     """Makes whatever depends on `qk_norms_NH` and `sinks_N`."""
 
@@ -129,6 +136,7 @@ class AttentionSpec:
             qk_norms_NH=[self.qk_norms_NH[layer] for layer in layers],
             ropes=[self.ropes[layer] for layer in layers],
             sinks_N=[self.sinks_N[layer] for layer in layers],
+            index_queries=[self.index_queries[layer] for layer in layers] if self.index_queries else [],
             early_ropes=None,
             query_scales_P=None,
         )
@@ -178,6 +186,7 @@ class AttentionSpec:
             None if scale is None else _query_scales(scale, max_length).to(device, dtype),
             None if scale is None or scale.with_rotation else [spec.rotations[layer] is None for layer in layers],
             windows if spec.windows_are_chunks else None,
+            [each.index_queries for each in constants],
             WeightCopies() if copies is None else copies,
         )
 

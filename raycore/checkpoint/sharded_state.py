@@ -25,7 +25,7 @@ _INDEX_SUFFIX = ".index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 _SIZES = (
     *("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
-    *("vocab_size", "qk_norm", "sinks", "attention_gate", "state", "latent", "moe"),
+    *("vocab_size", "qk_norm", "sinks", "attention_gate", "state", "latent", "indexer", "moe"),
     *("is_gated", "parts_alone", "norm", "dense", "layer_heads", "value_dim"),
 )
 """The fields of a `ModelSpec` that the weights depend on, and that config.json decides."""

@@ -48,8 +48,14 @@ def split_layers(spec: ModelSpec, num_stages: int, layer_counts: list[int] | Non
             f"pipeline_parallel_size={num_stages} is more than the model's {spec.num_layers} layers "
             "(num_hidden_layers): use fewer stages"
         )
-    if layer_counts is None:
-        ends = _best_ends(layer_costs(spec), num_stages)
+    later = frozenset(layer for layer, mixer in enumerate(spec.mixers) if mixer.needs_layer_before)
+    if layer_counts is None and num_stages <= spec.num_layers - len(later):
+        ends = _best_ends(layer_costs(spec), num_stages, later)
+    elif layer_counts is None:
+        raise InvalidConfig(
+            f"pipeline_parallel_size={num_stages} is more than the {spec.num_layers - len(later)} layers of the model "
+            "that select tokens, with one of which each stage begins: use fewer stages"
+        )
     elif len(layer_counts) == num_stages and sum(layer_counts) == spec.num_layers and min(layer_counts) > 0:
         ends = list(accumulate(layer_counts))
     else:
@@ -58,6 +64,11 @@ def split_layers(spec: ModelSpec, num_stages: int, layer_counts: list[int] | Non
             f"over pipeline_parallel_size={num_stages} stages: give the number of layers of each stage, at least 1"
         )
     starts = [0, *ends[:-1]]
+    if wrong := later.intersection(starts):
+        raise InvalidConfig(
+            f"pipeline_layers={','.join(map(str, layer_counts or []))}: a stage can't begin with layer {min(wrong)}, "
+            "which sees the tokens that the layer before it has selected: give other numbers, or omit pipeline_layers"
+        )
     last = num_stages - 1
     return [
         Stage(range(start, end), stage == 0, stage == last)
@@ -76,24 +87,29 @@ def layer_costs(spec: ModelSpec) -> list[int]:
     return costs
 
 
-def _best_ends(costs: list[int], num_stages: int) -> list[int]:
-    """Return the end of each stage's layers.
+def _best_ends(costs: list[int], num_stages: int, later: frozenset[int]) -> list[int]:
+    """Return the end of each stage's layers. None begins with one of the `later` layers.
 
     Of the divisions with the smallest possible largest stage, this is one with the smallest sum of squares, so that the
     other stages are even, too.
     """
     sums = [0, *accumulate(costs)]
-    largest = _least(sums, num_stages, lambda so_far, stage: max(so_far, stage))[0]
-    return _least(sums, num_stages, lambda so_far, stage: so_far + stage**2, limit=largest)[1]
+    largest = _least(sums, num_stages, later, lambda so_far, stage: max(so_far, stage))[0]
+    return _least(sums, num_stages, later, lambda so_far, stage: so_far + stage**2, limit=largest)[1]
 
 
 def _least(
-    sums: list[int], num_stages: int, combine: Callable[[int, int], int], limit: float = math.inf
+    sums: list[int],
+    num_stages: int,
+    later: frozenset[int],
+    combine: Callable[[int, int], int],
+    limit: float = math.inf,
 ) -> tuple[int, list[int]]:
     """Return the least value of a division, and the ends of its stages. No stage may cost more than `limit`.
 
     Args:
         sums: the cost of the first n layers, for each n from 0 on.
+        later: layers with which no stage begins.
         combine: the value of some stages and of one more, from their value and the cost of that stage.
     """
     best: dict[int, tuple[int, list[int]]] = {0: (0, [])}
@@ -103,7 +119,7 @@ def _least(
             found = [
                 (combine(value, sums[end] - sums[start]), [*ends, end])
                 for start, (value, ends) in best.items()
-                if start < end and sums[end] - sums[start] <= limit
+                if start < end and start not in later and sums[end] - sums[start] <= limit
             ]
             if found:
                 longer[end] = min(found)

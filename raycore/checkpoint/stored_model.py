@@ -349,6 +349,9 @@ def _without_use(spec: ModelSpec) -> dict[str, str]:
     num_predictors = spec.num_predictors if spec.mtp is None or spec.mtp.layer is None else 0
     predictors = range(spec.num_layers, spec.num_layers + num_predictors)
     patterns = _UNUSED | {f"{re.escape(spec.names.layer(layer))}.*": _PREDICTORS for layer in predictors}
+    for layer, mixer in enumerate(spec.mixers):
+        prefix = re.escape(spec.names.layer(layer))
+        patterns |= {f"{prefix}{pattern}": why for pattern, why in mixer.unused.items()}
     if spec.encoder is not None:
         patterns |= spec.encoder.unused
     if spec.names.images is not None:

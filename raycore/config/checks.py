@@ -53,6 +53,10 @@ def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spe
         )
     if parallel.context_parallel_size == 1:
         return
+    if (why := spec.why_not("context_parallel")) is not None:
+        raise InvalidConfig(
+            f"{_context_options(parallel)} can't be used with {spec.architecture}, which {why}: omit it"
+        )
     if parallel.prefill_context_parallel_size > 1 and parallel.enable_expert_parallel:
         raise InvalidConfig(
             f"prefill_context_parallel_size={parallel.prefill_context_parallel_size} can't be used with "

@@ -45,6 +45,8 @@ class LatentMixer(Mixer):
         "_gate": "g_proj",
         "o": "o_proj",
     }
+    _num_beside = 0
+    """Number of elements of what attention gets of a token besides queries and keys."""
 
     def __init__(self, place: PartPlace, weights: LatentWeights) -> None:
         spec, ranks, operations = place.spec, place.ranks, place.operations
@@ -75,19 +77,31 @@ class LatentMixer(Mixer):
         heads, num_heads, num_tokens = self._heads, self._num_heads, len(x_TI)
         own_TO = self._inputs(x_TI)
         q_TX, key_TW = own_TO[:, : -heads.width], own_TO[:, -heads.width :]
+        made_of_TQ = q_TX
         if self._q_norm is not None and self._q_b is not None:
-            q_TX = self._q_b(self._q_norm(q_TX))
+            made_of_TQ = self._q_norm(q_TX)
+            q_TX = self._q_b(made_of_TQ)
         q_TNH = q_TX.view(num_tokens, num_heads, heads.query_dim)
-        fused_TNW = own_TO.new_empty(num_tokens, num_heads + 1, heads.width)
+        size = (num_heads + 1) * heads.width
+        fused_TX = own_TO.new_empty(num_tokens, size + self._num_beside)
+        if self._num_beside:
+            self._put_beside(x_TI, made_of_TQ, fused_TX[:, size:])
+        fused_TNW = fused_TX[:, :size].view(num_tokens, num_heads + 1, heads.width)
         self._keys(q_TNH[..., : heads.plain_dim], fused_TNW[:, :-1, : heads.rank])
         fused_TNW[:, :-1, heads.rank :] = q_TNH[..., heads.plain_dim :]
         fused_TNW[:, -1] = key_TW
-        out_TX = attention(self._stage_index, fused_TNW.view(num_tokens, -1))
+        out_TX = attention(self._stage_index, fused_TX)
         values_TNV = out_TX.new_empty(num_tokens, num_heads, heads.value_dim)
         self._values(out_TX.view(num_tokens, num_heads, heads.rank), values_TNV)
         if self._gate is not None:
             values_TNV.mul_(self._sigmoid(self._gate(x_TI)).unsqueeze(2))
         return values_TNV.view(num_tokens, -1)
+
+    def _put_beside(self, x_TI: Tensor, made_of_TQ: Tensor, out_TX: Tensor) -> None:
+        """Write what attention gets of a token besides queries and keys, `_num_beside` numbers.
+
+        `made_of_TQ`: what queries are made of.
+        """
 
     def weights(self) -> LatentWeights:
         """Return the weights that the mixer was made of. Most are copies."""

@@ -21,9 +21,10 @@ from raycore.models.rows import Rows
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec  # it has layers
 
-Refusable = Literal["kv_transfer", "draft_model", "graphs", "roofline", "fp8", "int8"]
+Refusable = Literal["kv_transfer", "draft_model", "graphs", "roofline", "fp8", "int8", "context_parallel"]
 """What a part may not work with: connectors, being a draft model's, CUDA graphs, a simulation by its sizes alone,
-products in fp8, or weights that are rounded to integers while they are read."""
+products in fp8, weights that are rounded to integers while they are read, or workers with other tokens of a sequence.
+"""
 
 
 ROWS = 0
@@ -74,6 +75,8 @@ class LayerPart(msgspec.Struct, frozen=True):
     """Whether it does nothing, and so has no norms around it either."""
     by_torch: ClassVar[str] = ""
     """What of it plain torch computes, because no kernels know it. Empty: nothing."""
+    depends_on_threads: ClassVar[bool] = False
+    """Whether the bits of its results may depend on the number of threads beside native kernels, too."""
     refused: ClassVar[Mapping[Refusable, str]] = {}
     """What can't be used with a model that has such a layer, and why: `has layers that ...`."""
 

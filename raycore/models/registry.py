@@ -35,6 +35,7 @@ from raycore.models.cohere2_moe import COHERE2_MOE
 from raycore.models.cwm import CWM
 from raycore.models.deepseek_v2 import DEEPSEEK_V2
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
+from raycore.models.deepseek_v32 import DEEPSEEK_V32
 from raycore.models.dots1 import DOTS1
 from raycore.models.ernie4_5 import ERNIE4_5
 from raycore.models.ernie4_5_moe import ERNIE4_5_MOE
@@ -49,6 +50,7 @@ from raycore.models.gemma3 import GEMMA3
 from raycore.models.glm4 import GLM, GLM4
 from raycore.models.glm4_moe import GLM4_MOE
 from raycore.models.glm4_moe_lite import GLM4_MOE_LITE
+from raycore.models.glm_moe_dsa import GLM_MOE_DSA
 from raycore.models.gpt_neox import GPT_NEOX
 from raycore.models.gpt_oss import GPT_OSS
 from raycore.models.gptj import GPTJ
@@ -72,6 +74,7 @@ from raycore.models.mimo import MIMO
 from raycore.models.mimo_v2_flash import MIMO_V2_FLASH
 from raycore.models.minimax import MINIMAX
 from raycore.models.minimax_m2 import MINIMAX_M2
+from raycore.models.minimax_m3 import MINIMAX_M3
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MINISTRAL, MISTRAL
 from raycore.models.mistral4 import MISTRAL4
@@ -128,6 +131,7 @@ FAMILIES: Mapping[str, Family] = {
     "CohereForCausalLM": COHERE,
     "CwmForCausalLM": CWM,
     "DeepseekV2ForCausalLM": DEEPSEEK_V2,
+    "DeepseekV32ForCausalLM": DEEPSEEK_V32,
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Dots1ForCausalLM": DOTS1,
     "Ernie4_5ForCausalLM": ERNIE4_5,
@@ -145,6 +149,7 @@ FAMILIES: Mapping[str, Family] = {
     "Glm4MoeForCausalLM": GLM4_MOE,
     "Glm4MoeLiteForCausalLM": GLM4_MOE_LITE,
     "GlmForCausalLM": GLM,
+    "GlmMoeDsaForCausalLM": GLM_MOE_DSA,
     "GPTJForCausalLM": GPTJ,
     "GPTNeoXForCausalLM": GPT_NEOX,
     "GptOssForCausalLM": GPT_OSS,
@@ -174,6 +179,7 @@ FAMILIES: Mapping[str, Family] = {
     "MiMoV2FlashForCausalLM": MIMO_V2_FLASH,
     "MiniMaxForCausalLM": MINIMAX,
     "MiniMaxM2ForCausalLM": MINIMAX_M2,
+    "MiniMaxM3SparseForConditionalGeneration": MINIMAX_M3,
     "Ministral3ForCausalLM": MINISTRAL3,
     "MinistralForCausalLM": MINISTRAL,
     "Mistral3ForConditionalGeneration": MISTRAL3,

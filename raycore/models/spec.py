@@ -34,8 +34,10 @@ from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.feed_forward import FeedForwardSpec, feed_forwards_of
 from raycore.models.layer_part import LayerPart, Refusable
 from raycore.models.mixers.attention import AttentionHeads, LayerHeads
+from raycore.models.mixers.block_selecting import BlockIndexer
 from raycore.models.mixers.kinds import StateSpec, attention_by_layer, attentions_of, kinds_of, mixers_of
 from raycore.models.mixers.latent import LatentHeads
+from raycore.models.mixers.selecting import Indexer
 from raycore.models.mixers.spec import MixerSpec
 from raycore.models.quantization import Quantization
 from raycore.models.rotation import Rotation
@@ -270,6 +272,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """Values are multiplied by it."""
     latent: LatentHeads | None = None
     """The sizes of latent attention, in which `qkv_bias` is that of the first projections. None: heads are ordinary."""
+    indexer: Indexer | BlockIndexer | None = None
+    """What selects the tokens that latent attention sees, or the blocks of tokens that other attention sees. None: all
+    are seen up to a token's own."""
     query_scale: QueryScale | None = None
     """How queries grow with their position. None: they don't. Plain torch multiplies them."""
     norm: NormName = "rms"

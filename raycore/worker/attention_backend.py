@@ -139,6 +139,8 @@ def _why_no_kernels(device: torch.device) -> str | None:
 
 
 def _why_not_these_sizes(device: torch.device, heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:
+    if heads.index is not None and (device.type == "cuda" or heads.latent_rank is None):
+        return "no kernels of this device attend to selected keys and values"
     if heads.latent_rank is not None:
         return _why_not_these_latents(device, heads.latent_rank, heads.head_dim, dtype)
     if device.type == "cuda":

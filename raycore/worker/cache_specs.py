@@ -14,9 +14,11 @@ def layer_cache_specs(setup: WorkerSetup, layers: range) -> tuple[LayerCacheSpec
     block_size, dtype = setup.config.cache.block_size, setup.backend.cache_dtype
 
     def of_layer(layer: int) -> LayerCacheSpec:
-        kind, window = spec.mixers[layer].cached(spec, layer)
+        mixer = spec.mixers[layer]
+        kind, window = mixer.cached(spec, layer)
         heads = spec.attention_by_layer[layer].heads(spec, setup.rank.tp_size)
-        return LayerCacheSpec(kind, 0 if kind == "none" else bytes_per_block(heads, 1, block_size, dtype), window)
+        num_bytes = 0 if kind == "none" else bytes_per_block(heads, 1, block_size, dtype)
+        return LayerCacheSpec(kind, num_bytes, window, mixer.cached_beside(spec) * block_size * dtype.itemsize)
 
     return tuple(map(of_layer, layers))
 

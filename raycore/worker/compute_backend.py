@@ -10,6 +10,7 @@ from itertools import chain
 import torch
 
 from raycore.attention.batch_invariant import BatchInvariantAttention
+from raycore.attention.block_selection import BlockRowAttention, BlockSelection
 from raycore.attention.chunked import ChunkedAttention
 from raycore.attention.context_share import ContextShare
 from raycore.attention.divided import DividedAttention, PartialAttention
@@ -23,6 +24,8 @@ from raycore.attention.native_latent import NativeLatentAttention, NativePartial
 from raycore.attention.paged_cache import PagedCache
 from raycore.attention.prepared import PreparedAttention
 from raycore.attention.scratch import GatherScratch
+from raycore.attention.selected import NativeRowAttention, SelectedAttention, TorchRowAttention
+from raycore.attention.selection import TokenSelection
 from raycore.attention.spec import Attention, AttentionSpec
 from raycore.attention.torch_partial import TorchPartialAttention, max_blocks
 from raycore.kernels import Backend
@@ -137,7 +140,9 @@ class ComputeBackend:
                 make = self._divided_maker(kv, max_model_len, max_num_seqs, max_rows, context)
             in_pages = [1] * len(spec.windows) if blocks_in_pages is None else blocks_in_pages
             is_alike = set(in_pages) == {1} and not any(spec.chunks or [])
-            if (groups is None or len(groups) == 1) and is_alike:
+            if spec.heads.index is not None:
+                attention = self._selected_blocks(make(spec, kv), spec, kv)
+            elif (groups is None or len(groups) == 1) and is_alike:
                 attention = make(spec, kv)
             else:
                 tokens_per_block = kv.block_size * (1 if context is None else context.size)
@@ -151,6 +156,8 @@ class ComputeBackend:
     ) -> Attention:
         if context is not None:
             return self._divided_latent_attention(spec, kv, context)
+        if spec.heads.index is not None:
+            return self._selected_attention(spec, kv)
         if self.attention_by == "native":
             return NativeLatentAttention(spec, kv)
         if self.attention_by == "triton":
@@ -158,6 +165,24 @@ class ComputeBackend:
 
             return TritonLatentAttention(spec, kv, max_rows, batch_invariant=self.batch_invariant)
         return TorchLatentAttention(spec, kv, batch_invariant=self.batch_invariant)
+
+    def _selected_attention(self, spec: AttentionSpec, kv: LatentTensors) -> Attention:
+        """Return attention to selected tokens."""
+        invariant = self.batch_invariant
+        if self.attention_by == "native":
+            parts = NativeLatentAttention(spec, kv), NativeRowAttention(spec, kv)
+        else:
+            parts = (
+                TorchLatentAttention(spec, kv, batch_invariant=invariant),
+                TorchRowAttention(spec, kv, batch_invariant=invariant),
+            )
+        return SelectedAttention(spec.heads, TokenSelection(spec, kv, batch_invariant=invariant), *parts)
+
+    def _selected_blocks(self, dense: Attention, spec: AttentionSpec, kv: KVTensors) -> Attention:
+        """Return attention to selected blocks of tokens. `dense`: that to all tokens."""
+        invariant = self.batch_invariant
+        selection = BlockSelection(spec, kv, batch_invariant=invariant)
+        return SelectedAttention(spec.heads, selection, dense, BlockRowAttention(spec, kv, batch_invariant=invariant))
 
     def _divided_latent_attention(self, spec: AttentionSpec, kv: LatentTensors, context: ContextParallel) -> Attention:
         """Return attention to a share of the latents, whose results workers put together."""

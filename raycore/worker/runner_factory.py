@@ -246,21 +246,23 @@ def _plain_attention(
     """
     setup, stage = core.setup, core.setup.stage.layers
     spec = setup.config.model.spec
+    kept = WorkerCacheSpec(layer_cache_specs(setup, stage), stage.start)
     pages = CachePages(
-        cache.layout.pages(WorkerCacheSpec(layer_cache_specs(setup, stage), stage.start)),
+        cache.layout.pages(kept),
         cache.num_blocks,
         setup.config.cache.block_size,
         setup.backend.cache_dtype,
         setup.device,
+        cache.layout.pages_beside(kept),
     )
     core.model.copies = WeightCopies()
     kinds: dict[int, list[int]] = {}
     for layer in layers:
-        kinds.setdefault(id(spec.attention_by_layer[layer]), []).append(layer)
+        kinds.setdefault(spec.attention_by_layer[layer].kind, []).append(layer)
     places: dict[int, LayerPlace] = {}
-    for own in kinds.values():
-        alike = _alike_attention(core, own, cache, max_rows, pages)
-        places |= {layer: LayerPlace(alike, index) for index, layer in enumerate(own)}
+    for alike in kinds.values():
+        attention = _alike_attention(core, alike, cache, max_rows, pages)
+        places |= {layer: LayerPlace(attention, index) for index, layer in enumerate(alike)}
     attention = places[layers[0]].attention
     if len(kinds) > 1:
         attention = GroupedAttention({index: places[layer] for index, layer in enumerate(layers)})

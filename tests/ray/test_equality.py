@@ -114,7 +114,7 @@ SHAPES = {
 """By base. What one rank's worker computes is compared above, and what two or four compute in files of their own."""
 FAMILIES_OF_BASES = {"llama2": ("llama3", "mixtral"), "qwen3_next": ("qwen3_next",)}
 KINDS = {
-    "llama2": ("gemma3", "gpt_oss", "deepseek_v3"),
+    "llama2": ("gemma3", "gpt_oss", "deepseek_v3", "glm_moe_dsa"),
     "qwen3_next": ("qwen3_5_moe", "granitemoehybrid", "kimi_linear", "falcon_h1", "minimax", "jamba"),
 }
 """More families, whose layers keep other things."""

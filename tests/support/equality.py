@@ -192,7 +192,7 @@ FAMILIES_WITHOUT_OVERLAP = ("llama2", "multi_query")
 
 
 FAMILIES_OF_KINDS = (
-    *("gemma3", "gpt_oss", "deepseek_v3", "qwen3_next", "kimi_linear", "granitemoehybrid", "lfm2"),
+    *("gemma3", "gpt_oss", "deepseek_v3", "glm_moe_dsa", "qwen3_next", "kimi_linear", "granitemoehybrid", "lfm2"),
     *("falcon_h1", "minimax", "jamba"),
 )
 """Families with each kind of layers that keep something else than all keys and values."""

@@ -181,3 +181,16 @@ def test_the_models_layers_are_those_of_all_stages_and_the_largest_of_all_worker
     small, large = LayerCacheSpec("full", 1), LayerCacheSpec("full", 2)
     workers = [WorkerCacheSpec((small,), 1), WorkerCacheSpec((small,), 0), WorkerCacheSpec((large,), 0)]
     assert model_layers(workers) == [large, small]
+
+
+def test_what_layers_keep_beside_is_in_pages_behind_all_others() -> None:
+    small, large = SIZE // 20, SIZE // 10
+    layers = [
+        msgspec.structs.replace(each, beside_bytes=size)
+        for each, size in zip(layers_of("LLL"), (small, 0, large), strict=True)
+    ]
+    layout = divide_layers(layers, CacheLimits(16, 32768, 2048))
+    worker = WorkerCacheSpec(tuple(layers), draft_bytes=5)
+    assert layout.pages(worker) == {layer: CachePage(large, layer) for layer in range(3)}
+    assert layout.pages_beside(worker) == {0: CachePage(small, 0), 2: CachePage(large, 3)}
+    assert layout.block_bytes(worker) == 3 * large + small + large + 5

@@ -156,6 +156,7 @@ CIRCLES_OF_TYPES = {
     ("raycore.parts.images.models", "raycore.models.spec"),
     ("raycore.models.mixers.attention", "raycore.models.spec"),
     ("raycore.models.mixers.beside", "raycore.models.spec"),
+    ("raycore.models.mixers.block_selecting", "raycore.models.spec"),
     ("raycore.models.mixers.delta", "raycore.models.spec"),
     ("raycore.models.mixers.kda", "raycore.models.spec"),
     ("raycore.models.mixers.kinds", "raycore.models.spec"),
@@ -165,6 +166,7 @@ CIRCLES_OF_TYPES = {
     ("raycore.models.mixers.mamba2", "raycore.models.spec"),
     ("raycore.models.mixers.no_mixer", "raycore.models.spec"),
     ("raycore.models.mixers.short_conv", "raycore.models.spec"),
+    ("raycore.models.mixers.selecting", "raycore.models.spec"),
     ("raycore.models.mixers.spec", "raycore.models.spec"),
 }
 """Imports for type checkers alone that close a circle: the module that needs the type, and that which has it."""

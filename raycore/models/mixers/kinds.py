@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, get_args
 
 from raycore.models.mixers.attention import AttentionHeads, heads_of
 from raycore.models.mixers.beside import BesideSpec
+from raycore.models.mixers.block_selecting import BlockIndexer, block_selecting_heads
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.kda import KdaSpec
 from raycore.models.mixers.latent import LatentHeads
@@ -20,6 +21,7 @@ from raycore.models.mixers.lightning import LightningSpec
 from raycore.models.mixers.mamba1 import Mamba1Spec
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.no_mixer import NO_MIXER
+from raycore.models.mixers.selecting import Indexer, selecting_heads
 from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.mixers.spec import MixerSpec
 
@@ -36,7 +38,12 @@ REFUSED_ADAPTERS: Mapping[str, str] = {
 
 def attention_by_layer(model: ModelSpec) -> Sequence[AttentionHeads | LatentHeads]:
     """Return the attention that each layer of the model would have. For a model without layers, there is one."""
-    return heads_of(model) if model.latent is None else [model.latent] * max(1, model.num_layers)
+    if model.latent is None:
+        heads, indexer = heads_of(model), model.indexer
+        return block_selecting_heads(heads, indexer) if isinstance(indexer, BlockIndexer) else heads
+    if isinstance(model.indexer, Indexer):
+        return selecting_heads(model, model.latent, model.indexer)
+    return [model.latent] * max(1, model.num_layers)
 
 
 def attentions_of(model: ModelSpec) -> list[AttentionHeads | LatentHeads]:

@@ -5,7 +5,7 @@ A mixer is a `LayerPart`. Besides, it says what is kept of a layer's tokens. Doe
 
 from __future__ import annotations
 
-__all__ = ["NOTHING_CACHED", "Cached", "Copies", "HeadShape", "MixerSpec", "StateTensor"]
+__all__ = ["NOTHING_CACHED", "Cached", "Copies", "HeadShape", "IndexShape", "MixerSpec", "StateTensor"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +51,25 @@ class Copies(NamedTuple):
     """What else the number depends on, besides the number of ranks."""
 
 
+class IndexShape(NamedTuple):
+    """The sizes of what selects the tokens that a query sees."""
+
+    num_heads: int
+    head_dim: int
+    num_selected: int
+    """How many tokens, or blocks of them, a query sees, if there are so many."""
+    is_adjacent: bool
+    """Whether the pairs that are rotated are adjacent. Otherwise, the halves of what is rotated are."""
+    num_rotated: int
+    """How many elements of a head are rotated, the first ones."""
+    query_rank: int = 0
+    """Number of elements of the vector that its queries are made of, where attention makes them."""
+    block_size: int = 1
+    """How many tokens are selected together."""
+    num_local: int = 0
+    """How many of the last blocks of so many tokens are always selected."""
+
+
 @dataclass(slots=True, frozen=True)
 class HeadShape:
     """The number and size of one rank's attention heads."""
@@ -61,6 +80,8 @@ class HeadShape:
     latent_rank: int | None = None
     """With latent attention, so many elements of a key are its value, too, and the others are rotated. There is one key
     for all query heads. None: keys and values are ordinary ones."""
+    index: IndexShape | None = None
+    """What selects the tokens that a query sees. None: it sees all up to its own, or those of a window."""
 
     @property
     def group(self) -> int:
@@ -99,6 +120,25 @@ class MixerSpec(LayerPart, frozen=True):
     def cached_numbers(self, model: ModelSpec, tp_size: int) -> int:
         """Return how many numbers a layer keeps in blocks of one token on a rank."""
         return 0
+
+    def cached_beside(self, model: ModelSpec) -> int:
+        """Return how many of these are in a page of their own, beside keys and values."""
+        return 0
+
+    @property
+    def unused(self) -> Mapping[str, str]:
+        """Patterns of a layer's tensors that checkpoints may have and nobody reads, and why."""
+        return {}
+
+    @property
+    def kind(self) -> int:
+        """The same number for the layers of a model whose attention one object computes."""
+        return id(self)
+
+    @property
+    def needs_layer_before(self) -> bool:
+        """Whether a layer uses what mixing tokens found in the layer before it. Both are on one stage then."""
+        return False
 
     @property
     def keeps_state(self) -> bool:

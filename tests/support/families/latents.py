@@ -32,6 +32,10 @@ LATENT: dict[str, Any] = {
 }
 """Latent attention, and experts after a dense layer."""
 
+INDEXER: dict[str, Any] = {"index_topk": 8, "index_head_dim": 14, "index_n_heads": 10}
+"""What selects the tokens that attention sees. With few heads, many scores would be 0, and of equal ones, transformers
+selects any."""
+
 LATENTS: dict[str, Toy] = {
     "deepseek_v2": Toy(
         "DeepseekV2Config",
@@ -40,6 +44,20 @@ LATENTS: dict[str, Toy] = {
     "deepseek_v2_lite": Toy("DeepseekV2Config", LATENT | {"q_lora_rank": None}),
     # a query's vector, experts in groups, and scores that grow where positions are stretched
     "deepseek_v3": Toy("DeepseekV3Config", LATENT | {"n_group": 4, "topk_group": 2, "rope_parameters": STRETCHED}),
+    # attention to 8 tokens, which every layer selects
+    "deepseek_v32": Toy(
+        "DeepseekV32Config",
+        LATENT | INDEXER | {"n_group": 4, "topk_group": 2, "rope_parameters": STRETCHED},
+        {
+            "index_topk": 5,
+            "n_group": 2,
+            "topk_group": 3,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 1.0,
+            "rope_parameters.mscale_all_dim": 0.7,
+        },
+    ),
     # no query's vector, halves of heads that are rotated with each other, and no experts
     "deepseek_v3_dense": Toy(
         "DeepseekV3Config",
@@ -48,6 +66,20 @@ LATENTS: dict[str, Toy] = {
     "glm4_moe_lite": Toy(
         "Glm4MoeLiteConfig",
         LATENT | {"n_group": 2, "topk_group": 1, "mlp_layer_types": ["sparse", "dense", "sparse"]},
+    ),
+    # one layer sees the tokens that the layer before it has selected
+    "glm_moe_dsa": Toy(
+        "GlmMoeDsaConfig",
+        LATENT
+        | INDEXER
+        | {
+            "num_hidden_layers": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+            "indexer_types": ["full", "full", "shared", "full"],
+        },
+        {"index_topk": 5, "indexer_types": ["full", "shared", "shared", "full"]},
     ),
     # the texts of a model that sees images
     "kimi_k25": Toy(

@@ -7,6 +7,7 @@ import torch
 from small_model import CPU
 
 from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.latent_tensors import LatentTensors
 from raycore.attention.paged_cache import CachePages, bytes_per_block
 from raycore.cache_layout import CachePage
 from raycore.models.mixers.spec import HeadShape
@@ -53,3 +54,18 @@ def test_a_layer_has_its_own_rows_of_a_page() -> None:
         assert cache.rows[0].shape[1] == heads.head_dim
     both = pages.of_layers(FEW, [5, 1])
     assert [each.data_ptr() for each in both.blocks] == [pages.blocks[2].data_ptr(), pages.blocks[0].data_ptr()]
+
+
+def test_what_a_layer_keeps_beside_has_a_page_of_its_own() -> None:
+    latents = HeadShape(4, 1, 6, 4)
+    size, beside_size = (BLOCK_SIZE * numbers * 4 for numbers in (6, 3))
+    main, beside = {1: CachePage(size, 0), 2: CachePage(size, 1)}, {2: CachePage(beside_size, 0)}
+    pages = CachePages(main, NUM_BLOCKS, BLOCK_SIZE, torch.float32, CPU, beside)
+    assert [each.nbytes for each in pages.blocks] == [NUM_BLOCKS * each for each in (size, size, beside_size)]
+    cache = pages.of_layers(latents, [2, 1])
+    assert isinstance(cache, LatentTensors)
+    own, none = cache.beside
+    assert none is None
+    assert own is not None
+    assert own.shape == (NUM_BLOCKS * BLOCK_SIZE, 3)
+    assert own.data_ptr() == pages.blocks[2].data_ptr()

@@ -10,6 +10,8 @@ from small_model import SPEC
 
 from raycore.checkpoint.stages import Stage, layer_costs, split_layers
 from raycore.errors import InvalidConfig
+from raycore.models.mixers.latent import LatentHeads
+from raycore.models.mixers.selecting import Indexer
 from raycore.models.spec import ModelSpec
 from raycore.parts.experts.models import MoeSpec, SharedExperts
 
@@ -84,3 +86,20 @@ def test_chosen_layer_counts_are_used_or_refused() -> None:
     for counts in ([2, 3], [1, 3, 2], [0, 4, 1], [1, 1, 1, 2]):
         with pytest.raises(InvalidConfig, match=f"pipeline_layers={','.join(map(str, counts))} .*5 layers"):
             split_layers(spec_of(5), 3, counts)
+
+
+def selecting(shared: str) -> ModelSpec:
+    """`S`: a layer that sees the tokens that the layer before it sees."""
+    latent = LatentHeads(rank=8, plain_dim=6, rotated_dim=4, value_dim=6, query_rank=10)
+    indexer = Indexer(2, 8, 5, is_adjacent=True, shared=[each == "S" for each in shared])
+    return msgspec.structs.replace(spec_of(len(shared)), latent=latent, indexer=indexer)
+
+
+def test_no_stage_begins_with_a_layer_that_needs_the_one_before_it() -> None:
+    assert counts_of(split_layers(selecting("FSFSFS"), 2)) == [4, 2]
+    assert counts_of(split_layers(selecting("FFSSSS"), 2)) == [1, 5]
+    assert counts_of(split_layers(selecting("FFSSFS"), 2, [4, 2])) == [4, 2]
+    with pytest.raises(InvalidConfig, match="can't begin with layer 3"):
+        split_layers(selecting("FFSSFS"), 2, [3, 3])
+    with pytest.raises(InvalidConfig, match="more than the 2 layers of the model that select tokens"):
+        split_layers(selecting("FFSSSS"), 3)

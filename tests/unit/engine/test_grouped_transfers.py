@@ -42,7 +42,10 @@ SEQ_IDS = itertools.count()
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {family: make_checkpoint(family, tmp_path_factory.mktemp(family)) for family in [*WINDOWED, "deepseek_v3"]}
+    return {
+        family: make_checkpoint(family, tmp_path_factory.mktemp(family))
+        for family in [*WINDOWED, "deepseek_v3", "glm_moe_dsa"]
+    }
 
 
 def transfers(kind: str, **extra: Any) -> dict[str, Any]:
@@ -111,7 +114,7 @@ def test_windows_are_freed_with_a_connector_too(checkpoints: dict[str, Path], tm
     assert found[: len(free)] == free
 
 
-@pytest.mark.parametrize("family", [*WINDOWED, "deepseek_v3"])
+@pytest.mark.parametrize("family", [*WINDOWED, "deepseek_v3", "glm_moe_dsa"])
 @pytest.mark.parametrize("in_files", [False, True])
 def test_blocks_of_all_groups_come_back(
     checkpoints: dict[str, Path], tmp_path: Path, family: str, in_files: bool
@@ -143,7 +146,7 @@ def has_written(core: EngineCore) -> bool:
     return core.executor.collective_rpc(is_done) == [True]
 
 
-@pytest.mark.parametrize("family", [*WINDOWED, "deepseek_v3"])
+@pytest.mark.parametrize("family", [*WINDOWED, "deepseek_v3", "glm_moe_dsa"])
 def test_a_rank_reads_blocks_of_all_groups_of_another(checkpoints: dict[str, Path], family: str) -> None:
     owner, reader = (make_core(checkpoints[family], **transfers("PeersConnector", **ALWAYS)) for _ in range(2))
     expected = run(owner)[0]

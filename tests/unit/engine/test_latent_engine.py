@@ -16,12 +16,13 @@ from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_NEW_TOKENS, ignore_eos=True)
-FAMILIES = ["deepseek_v3", "deepseek_v3_dense", "llama2"]
+DRAFTERS = ["deepseek_v3", "deepseek_v3_dense", "llama2"]
+TARGETS = ["deepseek_v3", "glm_moe_dsa"]
 
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return {family: make_checkpoint(family, tmp_path_factory.mktemp("checkpoints")) for family in FAMILIES}
+    return {family: make_checkpoint(family, tmp_path_factory.mktemp("checkpoints")) for family in {*DRAFTERS, *TARGETS}}
 
 
 def generate(path: Path, only: list[int] | None = None, **options: Any) -> list[list[int]]:
@@ -44,7 +45,7 @@ def generate(path: Path, only: list[int] | None = None, **options: Any) -> list[
 
 
 @pytest.mark.parametrize("backend", ["auto", "torch"])
-@pytest.mark.parametrize("drafter", [None, *FAMILIES])
+@pytest.mark.parametrize("drafter", [None, *DRAFTERS])
 def test_drafts_change_no_token(checkpoints: dict[str, Path], drafter: str | None, backend: str) -> None:
     """Of n-grams, of an ordinary model, of the target itself, and of another model with latent attention."""
     target = checkpoints["deepseek_v3"]
@@ -54,12 +55,22 @@ def test_drafts_change_no_token(checkpoints: dict[str, Path], drafter: str | Non
     assert found == reference(target)
 
 
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_drafts_of_n_grams_change_no_token_where_tokens_are_selected(
+    checkpoints: dict[str, Path], backend: str
+) -> None:
+    target = checkpoints["glm_moe_dsa"]
+    speculative = {"num_speculative_tokens": 3, "method": "ngram", "prompt_lookup_max": 3}
+    assert generate(target, speculative_config=speculative, attention_backend=backend) == reference(target)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("family", TARGETS)
 def test_a_request_gets_the_same_tokens_alone_and_in_chunks(
-    checkpoints: dict[str, Path], backend: str, dtype: str
+    checkpoints: dict[str, Path], family: str, backend: str, dtype: str
 ) -> None:
-    path, options = checkpoints["deepseek_v3"], {"dtype": dtype, "attention_backend": backend, "batch_invariant": True}
+    path, options = checkpoints[family], {"dtype": dtype, "attention_backend": backend, "batch_invariant": True}
     together = generate(path, **options)
     assert generate(path, [3], max_num_batched_tokens=2048, **options) == [together[3]]
     assert generate(path, num_gpu_blocks_override=12, **options) == together

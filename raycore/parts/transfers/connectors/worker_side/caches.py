@@ -35,7 +35,8 @@ class KVCaches:
     ) -> None:
         """
         Args:
-            layers: by layer of the largest group on the stage, the memory of its N blocks, one after the other.
+            layers: by layer of the largest group on the stage, the memory of its N blocks, one after the other; then
+                the memory of what layers keep beside.
             layout: what the bytes mean. Workers with equal layouts can use each other's blocks.
             groups: see the attribute. Empty: there is one.
         """

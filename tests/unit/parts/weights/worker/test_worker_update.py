@@ -41,7 +41,7 @@ from raycore.worker.worker_model import WorkerModel
 
 ALONE = WorkerRank(dp_rank=0, tp_rank=0, tp_size=1, local_rank=0, num_local_workers=1)
 RUN_FAMILIES = [
-    *("llama3", "gemma3", "gpt_oss", "deepseek_v3", "qwen3"),
+    *("llama3", "gemma3", "gpt_oss", "deepseek_v3", "glm_moe_dsa", "qwen3"),
     *("qwen3_next", "kimi_linear", "granitemoehybrid", "lfm2", "starcoder2", "stablelm", "apertus", "olmo"),
     *("falcon_h1", "minimax", "olmo_hybrid", "jamba"),
 ]

@@ -1,0 +1,152 @@
+"""Attention to selected blocks of tokens, in plain torch.
+
+Each key-value head has a query of the indexer. The score of a block is the highest product of this query with the keys
+of the block's tokens that the querying token sees. The last blocks are always selected, and of blocks with the same
+score, the first ones. A token that would see all blocks isn't computed here, but by dense attention.
+
+Shape suffixes: T tokens of the step, S those that don't see all blocks, K key-value heads, G query heads for each of
+those, D elements of an indexer's head, H of a head, L keys of a sequence, B blocks, P tokens in selected blocks, X
+anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from raycore.attention.cache_writer import CacheWriter
+from raycore.attention.explicit import SCORE_BYTES, rows_at_a_time
+from raycore.attention.kv_tensors import KVTensors
+from raycore.attention.memory import AttentionMemory
+from raycore.attention.selection import IndexedKeys, first_highest
+from raycore.attention.spec import AttentionSpec
+from raycore.models.mixers.block_selecting import BlockSelectingHeads
+from raycore.step.batch import Ints
+from raycore.step.copies import to_device
+from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES
+
+
+class BlockSelection(IndexedKeys):
+    """Keeps the keys of indexers, and selects blocks, for one step at a time. Implements `Selection`."""
+
+    def __init__(self, spec: AttentionSpec, kv: KVTensors, *, batch_invariant: bool) -> None:
+        """`batch_invariant`: make a token's scores independent of the other tokens, by computing it alone."""
+        super().__init__(spec, kv, batch_invariant=batch_invariant)
+        self.num_seen = self._index.num_selected * self._index.block_size
+
+    def store(self, layer: int, beside_TX: Tensor) -> None:
+        """Rotate and store the keys of all tokens of the step."""
+        self._store_keys(layer, beside_TX[:, -self._index.head_dim :])
+
+    def select(self, layer: int, beside_TX: Tensor) -> Tensor:
+        """Return the tokens in the selected blocks, int64[S, K, P]: block of the cache · its size + place in the block.
+
+        Of those that a token doesn't see, the number is -1.
+        """
+        index = self._index
+        q_TKD = beside_TX[:, : -index.head_dim].reshape(len(beside_TX), index.num_heads, index.head_dim)
+        q_SKD = self._of_selecting(self._turned(layer, q_TKD))
+        tokens_SKP = torch.empty((*q_SKD.shape[:2], self.num_seen), dtype=torch.int64, device=self._device)
+        for chunk in self._chunks:
+            keys_LD = self._keys_of(layer, chunk)
+            for some, ends_S in self._pieces(chunk, rows_at_a_time(3 * index.num_heads, len(keys_LD))):
+                scores_SKB = self._scores(q_SKD[some], keys_LD[: int(ends_S[-1])], ends_S)
+                tokens_SKP[some] = self._tokens_in(scores_SKB, ends_S, chunk.block_ids)
+        return tokens_SKP
+
+    def _scores(self, q_SKD: Tensor, keys_LD: Tensor, ends_S: Ints) -> Tensor:
+        """Return the scores of the blocks of a sequence, float32[S, K, B]."""
+        index = self._index
+        ends_S11 = to_device(ends_S, self._device)[:, None, None]
+        products_XL = torch.mm(q_SKD.reshape(-1, index.head_dim).float(), keys_LD.t())
+        products_XL.nan_to_num_(-torch.inf, torch.inf, -torch.inf)
+        products_SKL = products_XL.view(*q_SKD.shape[:2], -1)
+        if ends_S[0] < len(keys_LD):
+            hidden_S1L = torch.arange(len(keys_LD), device=self._device) >= ends_S11
+            products_SKL = products_SKL.masked_fill(hidden_S1L, -torch.inf)
+        padded_SKX = functional.pad(products_SKL, [0, -len(keys_LD) % index.block_size], value=-torch.inf)
+        scores_SKB = padded_SKX.unflatten(2, (-1, index.block_size)).amax(3)
+        last_S1B = (ends_S11 - 1) // index.block_size - torch.arange(scores_SKB.shape[2], device=self._device)
+        return scores_SKB.masked_fill_((last_S1B >= 0) & (last_S1B < index.num_local), torch.inf)
+
+    def _tokens_in(self, scores_SKB: Tensor, ends_S: Ints, block_ids: Tensor) -> Tensor:
+        """Return what `select` does, for these scores of the blocks of a sequence."""
+        index, block_size = self._index, self._kv.block_size
+        blocks_XB = first_highest(scores_SKB.flatten(0, 1), index.num_selected)
+        offsets = torch.arange(index.block_size, device=self._device)
+        positions_SKP = (blocks_XB.unsqueeze(2) * index.block_size + offsets).view(*scores_SKB.shape[:2], -1)
+        hidden_SKP = positions_SKP >= to_device(ends_S, self._device)[:, None, None]
+        positions_SKP.masked_fill_(hidden_SKP, 0)
+        tokens_SKP = block_ids[positions_SKP // block_size] * block_size + positions_SKP % block_size
+        return tokens_SKP.masked_fill_(hidden_SKP, -1)
+
+
+class BlockRowAttention:
+    """Gathers the keys and values of some tokens at a time. Implements `AttendsToRows`."""
+
+    def __init__(self, spec: AttentionSpec, kv: KVTensors, *, batch_invariant: bool) -> None:
+        """`batch_invariant`: make a token's bits independent of the other tokens, by computing it alone."""
+        self._heads, self._scale, self._kv = spec.heads, spec.scale, kv
+        self._batch_invariant = batch_invariant
+        self._writer = CacheWriter(spec, kv, batch_invariant=batch_invariant)
+        self.begin, self.store = self._writer.begin, self._writer.__call__
+
+    def attend_to_rows(self, layer: int, q_SX: Tensor, selected_SX: Tensor) -> Tensor:
+        """Return the attention of queries to what `BlockSelection.select` has returned, [S, query heads · H]."""
+        heads, num_seen = self._heads, selected_SX.shape[2]
+        q_SKGH = q_SX.reshape(len(q_SX), heads.num_kv_heads, heads.group, heads.head_dim)
+        size = 1 if self._batch_invariant else tokens_at_a_time(num_seen, heads.num_kv_heads, heads.head_dim)
+        parts = [
+            self._attend(layer, q_SKGH[first : first + size], selected_SX[first : first + size])
+            for first in range(0, len(q_SX), size)
+        ]
+        return torch.cat(parts).view(q_SX.shape)
+
+    def _attend(self, layer: int, q_SKGH: Tensor, tokens_SKP: Tensor) -> Tensor:
+        heads, block_size = self._heads, self._kv.block_size
+        shown_SKP = tokens_SKP.clamp_min(0)
+        own_K1 = torch.arange(heads.num_kv_heads, device=tokens_SKP.device)[:, None]
+        of_keys = (shown_SKP // block_size * 2 * heads.num_kv_heads + own_K1) * block_size + shown_SKP % block_size
+        keys_XPH, values_XPH = (
+            self._kv.rows[layer].index_select(0, each.flatten()).view(-1, tokens_SKP.shape[2], heads.head_dim)
+            for each in (of_keys, of_keys + heads.num_kv_heads * block_size)
+        )
+        scores_XGP = torch.bmm(q_SKGH.reshape(-1, *q_SKGH.shape[2:]), keys_XPH.transpose(1, 2)).float()
+        hidden_X1P = tokens_SKP.flatten(0, 1).unsqueeze(1) < 0
+        weights_XGP = scores_XGP.mul_(self._scale).masked_fill_(hidden_X1P, -torch.inf).softmax(-1)
+        return torch.bmm(weights_XGP.to(values_XPH.dtype), values_XPH).view(q_SKGH.shape)
+
+
+def tokens_at_a_time(num_seen: int, num_kv_heads: int, head_dim: int) -> int:
+    """Return how many tokens' keys are gathered together."""
+    return max(1, SCORE_BYTES // (num_seen * num_kv_heads * head_dim * torch.float32.itemsize))
+
+
+class BlockSelectingMemory(AttentionMemory):
+    """That of attention to selected blocks of tokens."""
+
+    def token_numbers(self, *, is_native: bool) -> int:
+        heads, size = self._heads, self._selecting.indexer.head_dim
+        queries = 6 * (heads.num_kv_heads + 1) * size
+        return super().token_numbers(is_native=is_native) + queries + 2 * heads.num_heads * heads.head_dim
+
+    def attention_bytes(self, windows: Collection[int | None]) -> int:
+        limits, heads, indexer = self.limits, self._heads, self._selecting.indexer
+        max_keys, num_seen = limits.max_model_len + indexer.block_size, indexer.num_selected * indexer.block_size
+        num_tokens = 1 if self.batch_invariant else limits.num_tokens
+        of_token = 3 * heads.num_kv_heads * max_keys * FLOAT32_BYTES
+        keys = 2 * max_keys * indexer.head_dim * (self.dtype.itemsize + FLOAT32_BYTES)
+        scores = max(of_token, min(SCORE_BYTES, num_tokens * of_token))
+        tokens = (limits.num_tokens + 3) * heads.num_kv_heads * num_seen * INT64_BYTES
+        together = min(num_tokens, tokens_at_a_time(num_seen, heads.num_kv_heads, heads.head_dim))
+        numbers = 2 * heads.head_dim * (1 if self.dtype == torch.float32 else 2) * self.dtype.itemsize
+        of_keys = numbers + 3 * heads.group * FLOAT32_BYTES + 5 * INT64_BYTES
+        gathered = together * heads.num_kv_heads * num_seen * of_keys
+        return super().attention_bytes(windows) + keys + scores + tokens + gathered
+
+    @property
+    def _selecting(self) -> BlockSelectingHeads:
+        return self.mixer

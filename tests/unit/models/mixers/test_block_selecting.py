@@ -1,0 +1,58 @@
+"""Indexers of blocks as config.json describes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raycore.errors import InvalidCheckpoint
+from raycore.json_fields import JsonFields
+from raycore.models.minimax_m3 import MINIMAX_M3
+from raycore.models.mixers.block_selecting import BlockIndexer, parse_block_indexer
+from raycore.models.spec import Parts
+
+(TEXTS,) = MINIMAX_M3.text_families.values()
+
+
+def parts_of(**values: Any) -> Parts:
+    config = JsonFields("config.json", TEXTS.convert_config(values), TEXTS.defaults)
+    return TEXTS.parts(config)
+
+
+def test_the_old_names_of_sizes_are_read() -> None:
+    old = {
+        "sparse_num_index_heads": 4,
+        "sparse_index_dim": 72,
+        "sparse_block_size": 32,
+        "sparse_topk_blocks": 9,
+        "sparse_local_block": 2,
+        "sparse_attention_freq": [0, 1, 1],
+    }
+    parts = parts_of(num_hidden_layers=3, sparse_attention_config=old, moe_layer_freq=[0, 0, 1])
+    assert parts.indexer == BlockIndexer(72, 32, 9, 2, [False, True, True])
+    assert parts.moe is not None
+    assert parts.moe.sparse_layers == [False, False, True]
+
+
+def test_no_layer_needs_an_indexer() -> None:
+    assert parts_of(num_hidden_layers=2).indexer is None
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"index_n_heads": 3}, "num_key_value_heads=4"),
+        ({"index_head_dim": 8}, "at least the 64 elements"),
+        ({"index_local_blocks": 17}, "at most index_topk_blocks=16"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_refused(values: dict[str, Any], named: str) -> None:
+    with pytest.raises(InvalidCheckpoint, match=named):
+        parse_block_indexer(JsonFields("config.json", values, TEXTS.defaults), [True], 64)
+
+
+@pytest.mark.parametrize("types", [["minimax_m3_sparse"], ["minimax_m3_sparse", "sliding_attention"]])
+def test_types_of_layers_that_are_not_known_are_refused(types: list[str]) -> None:
+    with pytest.raises(InvalidCheckpoint, match="layer_types"):
+        parts_of(num_hidden_layers=2, layer_types=types)
