@@ -212,8 +212,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
             "can't be used with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. "
             "fp8 isn't for mixture-of-experts models. Embeddings, routers and the head keep the data type. "
             "Quantized checkpoints need no option: weights are kept as they are where the device computes with them "
-            "(fp8 on GPUs, integers on CPUs), and converted to the data type elsewhere. The other values only say how "
-            "the checkpoint is quantized, which is checked.",
+            "(fp8 on GPUs and CPUs, integers on CPUs), and converted to the data type elsewhere. The other values only "
+            "say how the checkpoint is quantized, which is checked.",
             flags=("-q", "--quantization"),
         ),
     ] = None

@@ -1,9 +1,10 @@
-"""Linear layers that native kernels compute with weights in integers of 4 or 8 bits.
+"""Linear layers that native kernels compute with weights in integers of 4 or 8 bits, or in fp8.
 
 Each row of the input is rounded to integers of 8 or 16 bits, with a scale of its own, or with one for each group of
 inputs. Products of integers are exact. So a row's result doesn't depend on other rows, and has the same bits with every
-instruction set. Shape suffixes: O outputs, P outputs rounded up to whole panels, I inputs, W words of an output's
-integers, G groups of inputs, n panels, p outputs of a panel.
+instruction set. With weights in fp8 (the code `e4m3`), rows aren't rounded: results have the bits of the same layer
+with its numbers in float32. Shape suffixes: O outputs, P outputs rounded up to whole panels, I inputs, W words of an
+output's integers, G groups of inputs, n panels, p outputs of a panel.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ class _Packed:
     def __init__(self, weight: IntegerWeight, bias_O: Tensor | None) -> None:
         self.num_outputs = weight.shape[0]
         words_OW = _spread(weight.words_OW) if weight.bits == 4 else weight.words_OW
-        # only moved, as words of 4 bytes
-        packed_PW = torch.ops.raycore.pack_linear.default(words_OW.view(torch.float32)).view(torch.int32)
+        if weight.code == "e4m3":
+            packed_PW = torch.ops.raycore.pack_linear.default(words_OW.view(torch.uint8))
+        else:  # only moved, as words of 4 bytes
+            packed_PW = torch.ops.raycore.pack_linear.default(words_OW.view(torch.float32)).view(torch.int32)
         zeros_nGp = _in_panels(weight.zeros_OG)
-        if weight.code != "affine" and (weight.zeros_OG == weight.middle).all():
+        if weight.code == "e4m3" or (weight.code != "affine" and (weight.zeros_OG == weight.middle).all()):
             zeros_nGp = zeros_nGp.new_empty(0)
         bias_O = torch.empty(0) if bias_O is None else bias_O
         self._tensors = packed_PW, _in_panels(weight.scales_OG), zeros_nGp, bias_O
@@ -47,6 +50,8 @@ class _Packed:
         packed_PW, scales_nGp, zeros_nGp, _ = self._tensors
         bits, row_bits, row_group_size, group_size, _ = self._numbers
         words_OW = unpack_panels(packed_PW)[: self.num_outputs]
+        if self._code == "e4m3":  # contiguous() would leave a single word with a stride that view() doesn't take
+            words_OW = words_OW.clone(memory_format=torch.contiguous_format).view(torch.int32)
         scales_OG = _in_rows(scales_nGp)[: self.num_outputs]
         if zeros_nGp.numel():
             zeros_OG = _in_rows(zeros_nGp)[: self.num_outputs]

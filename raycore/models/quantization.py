@@ -80,13 +80,14 @@ Format = Literal["fp8", "fp8_blocks", "integers"]
 """What a device needs kernels for to keep weights as they are stored: fp8 with scales of rows, or of blocks of rows and
 inputs, or integers."""
 
-Code = Literal["integer", "affine", "e2m1"]
+Code = Literal["integer", "affine", "e2m1", "e4m3"]
 """What the bits of a weight stand for, each with a scale for its group.
 
 integer: an unsigned integer, from which a zero is subtracted before it is scaled. The zero is an integer, too.
 affine: an unsigned integer, to which an offset is added after it was scaled.
 e2m1: a number of 4 bits in E2M1, the format of MXFP4: a sign, two bits of the exponent, and one of the fraction. Twice
 such a number is an integer from -12 to 12.
+e4m3: a number of 8 bits in E4M3, as in fp8. It has no zero.
 """
 
 
@@ -109,6 +110,8 @@ class WeightScheme(msgspec.Struct, frozen=True):
     have."""
     scales: str = "weight_scale"
     """float8: what the tensor of scales is called."""
+    numbers: str = "weight"
+    """float8: what the tensor of numbers is called."""
     row_bits: RowBits = 16
     """8: the weights were made for inputs that are rounded to 8 bits, each row with a scale of its own."""
     code: Code = "integer"
@@ -118,6 +121,11 @@ class WeightScheme(msgspec.Struct, frozen=True):
         """The tensor that a layer has if it is stored like this. Its name follows that of the layer."""
         names = {"packed": "weight_packed", "gptq": "qweight", "awq": "qweight", "gguf": "weight"}
         return names.get(self.layout, self.scales)
+
+    @property
+    def kept_code(self) -> Code:
+        """What the bits stand for where the weight is kept with scales of groups of inputs."""
+        return "e4m3" if self.layout == "float8" else self.code
 
     @property
     def tensors(self) -> tuple[str, ...]:

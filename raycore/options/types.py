@@ -236,8 +236,8 @@ class EngineOptions(VllmOptions, total=False):
     computed. This halves the weights' memory. It needs a GPU with compute capability 8.9 or more, and can't be used
     with batch_invariant. int8: the same with integers, on CPUs, with the native kernels. fp8 isn't for mixture-of-
     experts models. Embeddings, routers and the head keep the data type. Quantized checkpoints need no option: weights
-    are kept as they are where the device computes with them (fp8 on GPUs, integers on CPUs), and converted to the data
-    type elsewhere. The other values only say how the checkpoint is quantized, which is checked."""
+    are kept as they are where the device computes with them (fp8 on GPUs and CPUs, integers on CPUs), and converted to
+    the data type elsewhere. The other values only say how the checkpoint is quantized, which is checked."""
     cpu_activation_dtype: Literal["auto", "int8"]
     """What the inputs of layers are rounded to whose weights are stored in integers (GGUF's quantized types,
     compressed-tensors, GPTQ, AWQ and MXFP4), on CPUs with the native kernels. auto: integers of 16 bits, or of 8 if the

@@ -72,11 +72,30 @@ class CheckpointFill:
             self._store(out, self._reader.view(name, expected_shape, part), None)
         elif scheme.format == "integers":
             self._dequantize(out, name, scheme, expected_shape, part)
-        elif scheme.format == "fp8_blocks":
-            self._convert(out, read_fp8_blocks(self._reader, name, scheme, expected_shape, part))
         else:
-            stored = self._reader.view(name, expected_shape, part, (FP8,))
-            self._store(out, stored, self._scales(name, scheme, expected_shape[0], part[0]).expand(len(stored)))
+            self._from_fp8(out, name, scheme, expected_shape, part)
+
+    def _from_fp8(
+        self, out: Weight, name: str, scheme: WeightScheme, expected_shape: tuple[int, ...], part: Part
+    ) -> None:
+        inputs = part[-1] if len(part) == len(expected_shape) else slice(None)
+        assert isinstance(inputs, slice)
+        keeps = _keeps(out, scheme, inputs, expected_shape[-1])
+        if scheme.format == "fp8_blocks":
+            blocks = read_fp8_blocks(self._reader, name, scheme, expected_shape, part)
+            if not keeps:
+                self._convert(out, blocks)
+                return
+        else:
+            stored = self._reader.view(scheme.tensor(name, scheme.numbers), expected_shape, part, (FP8,))
+            scales_O = self._scales(name, scheme, expected_shape[0], part[0]).expand(len(stored))
+            if not keeps:
+                self._store(out, stored, scales_O)
+                return
+            of_rows = torch.arange(len(stored)), torch.zeros(stored.shape[1], dtype=torch.int64)
+            blocks = Fp8Blocks(stored, scales_O.unsqueeze(1), *of_rows)
+        assert isinstance(out, IntegerWeight)
+        out.fill_(blocks.packed())
 
     def _dequantize(
         self, out: Weight, name: str, scheme: WeightScheme, expected_shape: tuple[int, ...], part: Part
@@ -101,9 +120,9 @@ class CheckpointFill:
         part: Part,
     ) -> None:
         outputs, inputs = (*part, slice(None))[:2]
-        assert isinstance(outputs, slice)
-        assert isinstance(inputs, slice)
-        if scheme is not None and _keeps(out, scheme, inputs, expected_shape[1]):
+        if not isinstance(outputs, slice) or not isinstance(inputs, slice):
+            self._store(out, self._reader.view(name, expected_shape, part), None)
+        elif scheme is not None and _keeps(out, scheme, inputs, expected_shape[1]):
             for own, rows in _blocks(outputs, expected_shape):
                 out[own].fill_(stored.packed(rows, inputs))
         else:
@@ -164,7 +183,7 @@ def _blocks(outputs: slice, shape: tuple[int, ...]) -> Iterator[tuple[slice, sli
 
 def _keeps(out: Weight, scheme: WeightScheme, inputs: slice, num_inputs: int) -> TypeGuard[IntegerWeight]:
     """Whether the place `out` takes a part of a weight that is stored like this as it is."""
-    if not isinstance(out, IntegerWeight) or (out.bits, out.code) != (scheme.bits, scheme.code):
+    if not isinstance(out, IntegerWeight) or (out.bits, out.code) != (scheme.bits, scheme.kept_code):
         return False
     first_input, _, _ = inputs.indices(num_inputs)
     return out.group_size == kept_group_size(scheme, out.shape[1], first_input)

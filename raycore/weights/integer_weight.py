@@ -1,4 +1,4 @@
-"""Weights of linear layers that stay in integers of 4 or 8 bits while a model computes.
+"""Weights of linear layers that stay in integers of 4 or 8 bits, or in fp8, while a model computes.
 
 All layouts of checkpoints that `packed_weight` reads become this one. Shape suffixes: O outputs of the layer, I its
 inputs, W words of an output's integers, G groups of inputs that share a scale, R some rows.
@@ -15,23 +15,25 @@ from torch import Tensor
 
 from raycore.errors import InvalidCheckpoint
 from raycore.models.quantization import Code, RowBits, WeightScheme
+from raycore.weights.fp8_weight import FP8, LARGEST
 from raycore.weights.packed_weight import E2M1_INTEGERS, NUMBERS_AT_A_TIME, WORD_BITS, PackedWeight, pack
 
 BLOCK_INPUTS = 256
-"""Kernels add up the products of so many inputs exactly. Groups must divide this, or be a multiple of it."""
+"""Kernels add up the products of so many inputs exactly. Groups of integers divide this, or are a multiple of it."""
 _LEAST_GROUP = 16
 ROW_GROUP = 32
 """Inputs of a row that share a scale if it is rounded to 8 bits on request, as in llama.cpp and OpenVINO. Fewer if the
 weight's groups are smaller."""
 _LEAST_SCALE = torch.finfo(torch.float32).tiny
 """Rows of zeros get this scale. Smaller ones would not be normal numbers."""
-_ZERO_DTYPES: dict[Code, torch.dtype] = {"integer": torch.uint8, "affine": torch.float32, "e2m1": torch.uint8}
+_ZERO_DTYPES: dict[Code, torch.dtype] = {"affine": torch.float32}
+"""Of codes whose zeros aren't bytes."""
 
 
 @dataclass
 class IntegerWeight:
     """The weight of a linear layer: `(integer - zero) · scale`, where both depend on the output and the input's group.
-    With the code `affine`, `integer · scale + zero`.
+    With the code `affine`, `integer · scale + zero`, and with `e4m3`, `number · scale`.
 
     Integers are unsigned.
     """
@@ -48,9 +50,9 @@ class IntegerWeight:
     """uint8: the integers that stand for zero. With the code `affine`, float32: the numbers that the integer 0 stands
     for."""
     row_bits: RowBits
-    """The layer's input is rounded to integers of so many bits."""
+    """The layer's input is rounded to integers of so many bits. With the code `e4m3`, it isn't rounded."""
     code: Code = "integer"
-    """With `e2m1`, all zeros are `middle`."""
+    """With `e2m1`, all zeros are `middle`. With `e4m3`, they are not used."""
     row_group_size: int | None = None
     """Number of neighboring inputs of a row that share a scale when they are rounded. None: all of them do."""
 
@@ -73,7 +75,7 @@ class IntegerWeight:
             bits,
             group_size,
             torch.empty(num_rows, num_groups, dtype=torch.float32, device=device),
-            torch.empty(num_rows, num_groups, dtype=_ZERO_DTYPES[code], device=device),
+            torch.zeros(num_rows, num_groups, dtype=_ZERO_DTYPES.get(code, torch.uint8), device=device),
             row_bits,
             code,
             row_group_size,
@@ -90,10 +92,11 @@ class IntegerWeight:
             size: number of rows and of columns.
             short_rows: see `LinearFormats`.
         """
-        if not short_rows or scheme.row_bits == 8:
-            return cls.empty(*size, scheme.bits, group_size, scheme.row_bits, device, scheme.code)
+        code = scheme.kept_code
+        if not short_rows or scheme.row_bits == 8 or code == "e4m3":
+            return cls.empty(*size, scheme.bits, group_size, scheme.row_bits, device, code)
         row_group_size = min(group_size, ROW_GROUP) if size[1] > ROW_GROUP else None
-        return cls.empty(*size, scheme.bits, group_size, 8, device, scheme.code, row_group_size)
+        return cls.empty(*size, scheme.bits, group_size, 8, device, code, row_group_size)
 
     def __getitem__(self, rows: slice | int) -> IntegerWeight:
         """Return some of the rows, or one of several stacked weights. They share this weight's memory."""
@@ -170,14 +173,17 @@ class IntegerWeight:
         num_groups, num_inputs = self.scales_OG.shape[1], self.shape[1]
         missing = num_groups * self.group_size - num_inputs
         num_rows = max(1, NUMBERS_AT_A_TIME // max(1, num_inputs))
-        largest = self.middle if self.code == "e2m1" else self.middle - 1
+        largest = {"e2m1": self.middle, "e4m3": LARGEST}.get(self.code, self.middle - 1)
         for start in range(0, len(numbers_OI), num_rows):
             rows = slice(start, start + num_rows)
             numbers_RI = torch.nn.functional.pad(numbers_OI[rows].float(), (0, missing))
             groups_RGg = numbers_RI.view(len(numbers_RI), num_groups, self.group_size)
             scales_RG = (groups_RGg.abs().amax(dim=2) / largest).clamp_(min=_LEAST_SCALE)
             scaled_RGg = (groups_RGg / scales_RG.unsqueeze(2)).clamp_(-largest, largest)
-            codes_RGg = _e2m1_codes(scaled_RGg) if self.code == "e2m1" else scaled_RGg.round_().add_(self.middle)
+            if self.code == "e4m3":
+                codes_RGg = scaled_RGg.to(FP8).view(torch.uint8)
+            else:
+                codes_RGg = _e2m1_codes(scaled_RGg) if self.code == "e2m1" else scaled_RGg.round_().add_(self.middle)
             self.words_OW[rows] = pack(codes_RGg.to(torch.uint8).flatten(1)[:, :num_inputs], self.bits)
             self.scales_OG[rows] = scales_RG
         if self.code == "affine":
@@ -201,9 +207,12 @@ def kept_group_size(scheme: WeightScheme, num_inputs: int, first_input: int) -> 
     """
     if num_inputs % (WORD_BITS // scheme.bits) or scheme.is_ordered:
         return None
-    if scheme.group_size is None:
+    stored_size = scheme.group_size if scheme.block is None else scheme.block[1]
+    if stored_size is None:
         return num_inputs
-    group_size = math.gcd(scheme.group_size, first_input)
-    if group_size % BLOCK_INPUTS:
+    group_size = math.gcd(stored_size, first_input)
+    if scheme.kept_code == "e4m3":
+        group_size = 0 if group_size % 4 else group_size
+    elif group_size % BLOCK_INPUTS:
         group_size = math.gcd(group_size, BLOCK_INPUTS)
     return group_size if group_size >= _LEAST_GROUP else None

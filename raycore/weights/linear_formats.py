@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raycore.models.quantization import Format
+from raycore.models.quantization import Format, WeightScheme
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,21 @@ class LinearFormats:
     short_rows: bool = False
     """Whether the inputs of layers with stored integers are rounded to 8 bits, each group of them with a scale of its
     own."""
+    groups_fp8: bool = False
+    """Whether stored weights in fp8 have a scale for each group of inputs, as CPUs multiply them, instead of one for
+    each output."""
+
+    def packs(self, scheme: WeightScheme | None) -> bool:
+        """Whether weights that are stored like this become an `IntegerWeight`."""
+        if scheme is None or scheme.format not in self.stored:
+            return False
+        return scheme.format == "integers" or self.groups_fp8
 
 
 CONVERTED = LinearFormats()
 """All weights get the model's dtype."""
 STORED_FP8 = LinearFormats(frozenset(["fp8"]))
 STORED_INTEGERS = LinearFormats(frozenset(["integers"]))
+GROUPED_FP8 = LinearFormats(frozenset(["fp8", "fp8_blocks"]), groups_fp8=True)
 EVERY_FP8 = LinearFormats(frozenset(["fp8"]), "fp8")
 EVERY_INTEGERS = LinearFormats(frozenset(["integers"]), "integers")

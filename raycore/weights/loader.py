@@ -375,13 +375,12 @@ class RankLayout:
         formats, device, num_rows = self._share.formats, self._share.device, sum(nums)
         schemes = [stored_scheme(self._spec.quantization, self._has_tensor, name) for name in names]
         scheme = schemes[0] if len(set(schemes)) == 1 else None
-        kept_format = None if scheme is None or scheme.format not in formats.stored else scheme.format
-        if "fp8" in (formats.others, kept_format):
-            return Fp8Weight.empty(num_rows, num_columns, device)
-        if scheme is not None and kept_format == "integers":
+        if scheme is not None and formats.packs(scheme):
             kept = self._empty_integers(scheme, num_rows, num_columns, first_column)
             if kept is not None:
                 return kept
+        elif formats.others == "fp8" or (scheme is not None and scheme.format == "fp8" and "fp8" in formats.stored):
+            return Fp8Weight.empty(num_rows, num_columns, device)
         if scheme is None and "integers" in formats.stored:
             several = self._empty_parts(list(zip(schemes, nums, strict=True)), num_columns, first_column)
             if several is not None:

@@ -1,7 +1,7 @@
 """Weights of linear layers in integers of 4 or 8 bits, packed into words, and how numbers are made of them.
 
 Every layout of a checkpoint is brought to this one. Its integers are unsigned: those that a checkpoint has as -8 to 7
-are 0 to 15 here. Numbers of 4 bits in floating point count as integers, too: see `quantization.Code`. Shape suffixes:
+are 0 to 15 here. Numbers of 4 and 8 bits in floating point are packed, too: see `quantization.Code`. Shape suffixes:
 O outputs of the layer, I its inputs, W words of an output's integers, G groups of inputs that share a scale, R some
 rows, N anything.
 """
@@ -26,7 +26,7 @@ NUMBERS_AT_A_TIME = 1 << 22
 @dataclass
 class PackedWeight:
     """The weight of a linear layer: `(integer - zero) · scale`, where both depend on the output and the input's group.
-    With the code `affine`, `integer · scale + zero`.
+    With the code `affine`, `integer · scale + zero`, and with `e4m3`, `number · scale`.
 
     The words may be a view of a mapped file, so that rows are read when they are dequantized.
     """
@@ -70,13 +70,16 @@ class PackedWeight:
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the numbers, [O, I]. They are computed in float32 and rounded once."""
-        integers_OI = self.integers().float()
+        integers_OI = self.codes().view(torch.float8_e4m3fn) if self.code == "e4m3" else self.integers()
+        integers_OI = integers_OI.float()
         zeros_OG, scales_OG = self.zeros_OG.float(), self.scales_OG.float()
         if self.groups_I is not None:  # index_select() takes a quarter of the time of indexing
             zeros_OG = zeros_OG if zeros_OG.shape[1] == 1 else zeros_OG.index_select(1, self.groups_I)
             scales_OG = scales_OG.index_select(1, self.groups_I)
         if self.code == "affine":
             return integers_OI.mul_(scales_OG).add_(zeros_OG).to(dtype)
+        if self.code == "e4m3":
+            return integers_OI.mul_(scales_OG).to(dtype)
         return integers_OI.sub_(zeros_OG).mul_(scales_OG).to(dtype)
 
     def dequantized_blocks(self, dtype: torch.dtype) -> Iterator[tuple[slice, Tensor]]:

@@ -38,18 +38,19 @@ def choose_formats(
     others: Format | None = None if wanted is None else "fp8" if wanted == "fp8" else "integers"
     found: list[Format] = [] if stored is None else sorted(stored.formats)
 
-    def find_reason(name: Format) -> str | None:
-        if name == "integers":
-            return _why_not_integers(device, is_native, shares_experts)
+    def find_reason(name: Format, *, is_stored: bool) -> str | None:
+        if name == "integers" or (is_stored and device.type == "cpu"):
+            return _why_not_packed(device, is_native, shares_experts, "integers" if name == "integers" else "fp8")
         if name == "fp8_blocks":
             return "no kernel here multiplies with a scale for each block of a weight"
         return fp8_linear.unsupported_reason(device) or _why_not_fp8(model, tp_size)
 
     # only of those that are needed: for fp8, a GPU multiplies matrices to find out
-    reasons = {name: find_reason(name) for name in (*found, others) if name is not None}
-    if others is not None and reasons[others] is not None:
+    reasons = {name: find_reason(name, is_stored=True) for name in found}
+    why_not = None if others is None else find_reason(others, is_stored=False)
+    if why_not is not None:
         if others != "fp8" or stored is None or not stored.is_fp8:
-            raise InvalidConfig(f"quantization={wanted!r}: {reasons[others]}. Omit the option")
+            raise InvalidConfig(f"quantization={wanted!r}: {why_not}. Omit the option")
         others = None  # the option says no more than the checkpoint
     if stored is not None and stored.is_ordered and reasons.get("integers") is None:
         reasons["integers"] = "the inputs of a group aren't neighbors (desc_act or actorder)"
@@ -59,7 +60,8 @@ def choose_formats(
     for name in found:
         if reasons[name] is not None and others is None:
             _warn(name, reasons[name] or "", model)
-    return LinearFormats(frozenset(name for name in found if reasons[name] is None), others, short_rows)
+    kept: frozenset[Format] = frozenset(name for name in found if reasons[name] is None)
+    return LinearFormats(kept, others, short_rows, device.type == "cpu" and not kept <= {"integers"})
 
 
 def _warn(name: Format, reason: str, model: ModelConfig) -> None:
@@ -80,11 +82,12 @@ def _warn(name: Format, reason: str, model: ModelConfig) -> None:
     )
 
 
-def _why_not_integers(device: torch.device, is_native: bool, shares_experts: bool) -> str | None:
+def _why_not_packed(device: torch.device, is_native: bool, shares_experts: bool, what: str) -> str | None:
+    """Return why weights in `what` aren't packed for native kernels, or None if they are."""
     if device.type != "cpu":
-        return f"products of integers need a CPU, and the device is {device.type!r}"
+        return f"products of {what} need a CPU, and the device is {device.type!r}"
     if not is_native:
-        return "products of integers need raycore's native kernels, which can't be used, or aren't chosen, here"
+        return f"products of {what} need raycore's native kernels, which can't be used, or aren't chosen, here"
     if shares_experts:
         return "experts move between ranks as numbers, and enable_expert_parallel=True"
     return None

@@ -84,6 +84,17 @@ def integer_linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
                 yield ops.integer_linear(x, packed, scales, zeros, bias, bits, *rows, group_size, is_e2m1, 64)
 
 
+def float8_linear(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
+    bias, nothing = torch.empty(0, dtype=dtype), torch.empty(0, dtype=torch.uint8)
+    values = (numbers(23, 96, 640) * 40).to(torch.float8_e4m3fn)
+    packed = ops.pack_linear(values.view(torch.uint8))
+    for group_size in (32, 128, 640):
+        scales = numbers(24, 6, 640 // group_size, 16) / 50
+        for num_rows in (1, 3, 7, 19, 101):  # each way of placing rows
+            x = numbers(25, num_rows, 640).to(dtype)
+            yield ops.integer_linear(x, packed, scales, nothing, bias, 8, 16, 0, group_size, False, 96)
+
+
 def lora(ops: Any, dtype: torch.dtype) -> Iterator[torch.Tensor]:
     a, b = ops.pack_linear(numbers(8, 16, 130).to(dtype)), ops.pack_linear(numbers(9, 200, 16).to(dtype))
     adapters = torch.zeros(1, 17, dtype=torch.int64)
@@ -203,6 +214,7 @@ KERNELS = (
     gates,
     linear,
     integer_linear,
+    float8_linear,
     lora,
     attention,
     attention_with_parts,

@@ -115,7 +115,8 @@ class EmulatedOps:
         has_offsets = zeros.numel() and zeros.dtype == torch.float32
         sizes = [*x.shape, num_outputs, *map(int, numbers), kind, int(has_offsets)]
         operands = x, packed, scales, zeros, bias, residual
-        return self._run("integer_linear", x.dtype, sizes, shape, x.dtype, of_gate, *operands)
+        name = "float8_linear" if packed.dtype == torch.uint8 else "integer_linear"
+        return self._run(name, x.dtype, sizes, shape, x.dtype, of_gate, *operands)
 
     def add_integer_linear(self, *arguments) -> None:
         *arguments, residual = arguments

@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
     kernels.panel_linear[dtype][n[3]]({operand(1), operand(2), operand(3), operand(4), out.data(), n[0], n[1], n[2],
                                        n[1], gate_of(n[4])},
                                       threads);
-  } else if (operation == "integer_linear") {
+  } else if (operation == "integer_linear" || operation == "float8_linear") {
     IntegerLinearArgs args;
     args.x = operand(1);
     args.packed = reinterpret_cast<const uint8_t*>(operand(2));
@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
     args.out = out.data();
     std::vector<char> scratch(integer_scratch_bytes(args));
     args.scratch = scratch.data();
-    kernels.integer_linear[dtype](args, threads);
+    (operation == "integer_linear" ? kernels.integer_linear : kernels.float8_linear)[dtype](args, threads);
   } else if (operation == "mask_logits") {
     out = operands[1];
     kernels.mask_logits({reinterpret_cast<float*>(out.data()), reinterpret_cast<const int64_t*>(operand(2)),

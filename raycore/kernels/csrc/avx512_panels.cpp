@@ -1,5 +1,6 @@
 #if defined(__x86_64__)
 #define RAYCORE_WIDTH 16
+#include "float8_linear.h"
 #include "head_linear.h"
 #include "lora.h"
 #include "panel_linear.h"

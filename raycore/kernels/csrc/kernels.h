@@ -198,7 +198,8 @@ struct HeadLinearArgs {
 
 // A weight is (integer - zero) · scale, or integer · scale + offset, where the integers are unsigned. With `is_e2m1`,
 // its 4 bits are a number in the floating-point format E2M1, whose integer is twice the number plus 12, and the zero is
-// 12.
+// 12. `float8_linear` gets numbers of 8 bits in the format E4M3, which scales multiply: [O / 16, I, 16]. It uses neither
+// zeros nor scratch memory, doesn't round rows, and takes groups of any multiple of 4 inputs.
 struct IntegerLinearArgs {
   const void* x;  // [R, I], rows `x_stride` apart
   // The integers in panels of 16 outputs: [O / 16, I / 4, 16, 4] in 8 bits. In 4 bits, [O / 16, I / 8, 16, 4]: a byte
@@ -395,6 +396,7 @@ struct Kernels {
   void (*lora_shrink[kNumDTypes])(const LoraArgs&, const Threads&);
   void (*lora_expand[kNumDTypes])(const LoraArgs&, const Threads&);
   void (*integer_linear[kNumDTypes])(const IntegerLinearArgs&, const Threads&);
+  void (*float8_linear[kNumDTypes])(const IntegerLinearArgs&, const Threads&);
   // for the types of the rows and of the weight; null for a weight of another type, unless the rows are float32
   void (*panel_linear[kNumDTypes][kNumDTypes])(const PanelLinearArgs&, const Threads&);
   void (*head_linear[kNumDTypes][kNumDTypes])(const HeadLinearArgs&, const Threads&);

@@ -2,6 +2,7 @@
 #define RAYCORE_WIDTH 4
 #include "attention.h"
 #include "bandwidth.h"
+#include "float8_linear.h"
 #include "head_linear.h"
 #include "integer_linear.h"
 #include "latent_attention.h"

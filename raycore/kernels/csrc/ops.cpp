@@ -676,8 +676,10 @@ void pack_panel(const char* const (&from)[kPanelOutputs], bool is_whole, int64_t
 // for none. Panels that have none are left as they are, unless `fills`.
 template <typename Output>
 void pack_outputs(const Tensor& weight, const Tensor& packed, bool fills, const Output& output) {
-  const DType dtype = weight.dtype();
-  const int64_t num_inputs = weight.size(1), bytes = dtype == kFloat32 ? 4 : 2, word = dtype == kFloat16 ? 2 : 4;
+  const bool are_bytes = weight.torch_dtype() == torch_functions.aoti_torch_dtype_uint8();
+  const DType dtype = are_bytes ? kNumDTypes : weight.dtype();
+  const int64_t num_inputs = weight.size(1), bytes = are_bytes ? 1 : dtype == kFloat32 ? 4 : 2;
+  const int64_t word = are_bytes ? 1 : dtype == kFloat16 ? 2 : 4;
   expect(weight.size(0) == 0 || num_inputs == 1 || weight.stride(1) == 1, "a weight [O, I] with contiguous rows");
   expect(dtype != kBFloat16 || num_inputs % 2 == 0, "an even I for weights in bfloat16");
   const char* weights = weight.data<char>();
@@ -694,7 +696,8 @@ void pack_outputs(const Tensor& weight, const Tensor& packed, bool fills, const 
     if (!is_needed) return;
     const int64_t num_words = num_inputs * bytes / word;
     char* to = out + panel * kPanelOutputs * num_inputs * bytes;
-    (word == 2 ? pack_panel<uint16_t> : pack_panel<uint32_t>)(from, is_whole, num_words, to);
+    (word == 1 ? pack_panel<uint8_t> : word == 2 ? pack_panel<uint16_t> : pack_panel<uint32_t>)(from, is_whole,
+                                                                                                 num_words, to);
   });
 }
 
@@ -802,6 +805,8 @@ struct IntegerLinear {
 
   // `out`, [R, O], is `num_outputs` wide.
   void compute(const Tensor& out, int64_t num_outputs, const void* residual = nullptr, const Gate& gate = {}) const {
+    if (packed.torch_dtype() == torch_functions.aoti_torch_dtype_uint8())
+      return compute_float8(out, num_outputs, residual, gate);
     expect(bits == 4 || bits == 8, "weights in 4 or 8 bits");
     expect(!is_e2m1 || (bits == 4 && !zeros.size(0)), "numbers of 4 bits without zeros");
     expect(row_bits == 8 || row_bits == 16, "rows in 8 or 16 bits");
@@ -820,30 +825,65 @@ struct IntegerLinear {
                                (group_size == num_inputs || group_size % row_group_size == 0)),
            "groups of rows in 8 bits: of a multiple of 16 that divides 256 and the groups of the weight; or 0");
     const int64_t num_groups = (num_inputs + group_size - 1) / group_size;
-    const auto has_shape = [&](const Tensor& tensor) {
-      return tensor.dim() == 3 && tensor.size(0) * kPanelOutputs == packed.size(0) && tensor.size(1) == num_groups &&
-             tensor.size(2) == kPanelOutputs && tensor.is_contiguous();
-    };
+    const auto has_shape = [&](const Tensor& tensor) { return is_of_groups(tensor, num_groups); };
     expect(has_shape(scales) && scales.dtype() == kFloat32, "contiguous scales [O / 16, G, 16] in float32");
     const bool has_offsets = zeros.size(0) && zeros.torch_dtype() == torch_functions.aoti_torch_dtype_float32();
     const bool has_zeros = zeros.size(0) && !has_offsets;
     expect(!has_zeros || zeros.torch_dtype() == torch_functions.aoti_torch_dtype_uint8(),
            "zeros in uint8, or offsets in float32");
     expect(!zeros.size(0) || has_shape(zeros), "contiguous zeros or offsets [O / 16, G, 16]");
-    const int64_t missing = packed.size(0) - num_outputs;
-    expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
-    const bool has_bias = bias.size(0);
-    expect(!has_bias || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == x.dtype()),
-           "a contiguous bias [O] of the dtype of x");
+    expect_outputs(num_outputs);
     IntegerLinearArgs args = {
         x.data(), packed.data<uint8_t>(), scales.data<float>(), has_zeros ? zeros.data<uint8_t>() : nullptr,
-        has_offsets ? zeros.data<float>() : nullptr, has_bias ? bias.data() : nullptr, residual, out.data(), nullptr,
+        has_offsets ? zeros.data<float>() : nullptr, bias_data(), residual, out.data(), nullptr,
         x.size(0), num_inputs, num_outputs, x.stride(0), group_size, bits, row_bits,
         row_group_size ? row_group_size : num_inputs, is_e2m1, gate};
     Tensor scratch = empty(integer_scratch_bytes(args), torch_functions.aoti_torch_dtype_uint8());
     args.scratch = scratch.data<char>();
     kernels.integer_linear[x.dtype()](args, threads());
   }
+
+ private:
+  // Of numbers in 8 bits in floating point.
+  void compute_float8(const Tensor& out, int64_t num_outputs, const void* residual, const Gate& gate) const {
+    expect(packed.dim() == 2 && packed.is_contiguous() && packed.size(0) % kPanelOutputs == 0, "a packed weight");
+    const int64_t num_inputs = packed.size(1);
+    expect(num_inputs > 0 && num_inputs % 4 == 0, "a packed weight with a multiple of 4 inputs");
+    expect(x.dim() == 2 && x.size(1) == num_inputs && x.stride(1) == 1, "x [R, I] with contiguous rows");
+    expect(group_size > 0 && group_size % 4 == 0, "groups of a multiple of 4 inputs");
+    expect(is_of_groups(scales, (num_inputs + group_size - 1) / group_size) && scales.dtype() == kFloat32,
+           "contiguous scales [O / 16, G, 16] in float32");
+    expect(!zeros.size(0), "numbers in floating point without zeros");
+    expect_outputs(num_outputs);
+    IntegerLinearArgs args = {};
+    args.x = x.data();
+    args.packed = packed.data<uint8_t>();
+    args.scales = scales.data<float>();
+    args.bias = bias_data();
+    args.residual = residual;
+    args.out = out.data();
+    args.num_rows = x.size(0);
+    args.num_inputs = num_inputs;
+    args.num_outputs = num_outputs;
+    args.x_stride = x.stride(0);
+    args.group_size = group_size;
+    args.gate = gate;
+    kernels.float8_linear[x.dtype()](args, threads());
+  }
+
+  bool is_of_groups(const Tensor& tensor, int64_t num_groups) const {
+    return tensor.dim() == 3 && tensor.size(0) * kPanelOutputs == packed.size(0) && tensor.size(1) == num_groups &&
+           tensor.size(2) == kPanelOutputs && tensor.is_contiguous();
+  }
+
+  void expect_outputs(int64_t num_outputs) const {
+    const int64_t missing = packed.size(0) - num_outputs;
+    expect(missing >= 0 && missing < kPanelOutputs && num_outputs > 0, "as many outputs as the packed weight has");
+    expect(!bias.size(0) || (bias.size(0) == num_outputs && bias.is_contiguous() && bias.dtype() == x.dtype()),
+           "a contiguous bias [O] of the dtype of x");
+  }
+
+  const void* bias_data() const { return bias.size(0) ? bias.data() : nullptr; }
 };
 
 template <>

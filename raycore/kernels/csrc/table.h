@@ -21,7 +21,7 @@
           {gated_delta<float>, gated_delta<BFloat16>, gated_delta<Float16>},                      \
           {mamba2<float>, mamba2<BFloat16>, mamba2<Float16>}}
 
-// panel_linear.h, head_linear.h and lora.h
+// panel_linear.h, head_linear.h, float8_linear.h and lora.h
 #define RAYCORE_ADD_PANELS(KERNELS)                                              \
   KERNELS.panel_linear[kFloat32][kFloat32] = panel_linear<float, float>;         \
   KERNELS.panel_linear[kFloat32][kBFloat16] = panel_linear<float, BFloat16>;     \
@@ -33,6 +33,9 @@
   KERNELS.head_linear[kFloat32][kFloat16] = head_linear<float, Float16>;         \
   KERNELS.head_linear[kBFloat16][kBFloat16] = head_linear<BFloat16, BFloat16>;   \
   KERNELS.head_linear[kFloat16][kFloat16] = head_linear<Float16, Float16>;       \
+  KERNELS.float8_linear[kFloat32] = float8_linear<float>;                        \
+  KERNELS.float8_linear[kBFloat16] = float8_linear<BFloat16>;                    \
+  KERNELS.float8_linear[kFloat16] = float8_linear<Float16>;                      \
   KERNELS.lora_shrink[kFloat32] = lora_shrink<float>;                            \
   KERNELS.lora_shrink[kBFloat16] = lora_shrink<BFloat16>;                        \
   KERNELS.lora_shrink[kFloat16] = lora_shrink<Float16>;                          \

@@ -134,7 +134,14 @@ class _ExpertLayout:
         share, local, width, moe = self._share, self._local, self._width, self._moe
         num_rows = len(moe.gate_and_up) * len(local.rows)
         has_bias, is_first = moe.has_bias, local.rows.start == 0
-        read, down = (self._kept(prefix, names) for names in (moe.gate_and_up, [moe.names.down]))
+        stacked, up = moe.names.stacked, moe.names.stacked.up
+        read, down = (
+            self._kept(prefix, *names)
+            for names in (
+                (moe.gate_and_up, [stacked.gate_up, *([] if up is None else [up])]),
+                ([moe.names.down], [stacked.down]),
+            )
+        )
         own = ExpertWeights(
             self._empty_experts(read, num_rows, width),
             self._empty_experts(down, width, len(local.rows), local.rows.start),
@@ -146,22 +153,27 @@ class _ExpertLayout:
         names = "gate_up_EFD", "down_EDF", "gate_up_bias_EF", "down_bias_ED"
         return {"first_expert": local.experts.start} | dict(zip(names, own, strict=True))
 
-    def _kept(self, prefix: str, names: list[str]) -> WeightScheme | None:
-        """Return how the projections `names` of a layer's experts are stored. None: they are converted, because they
-        aren't in integers, or not all alike."""
-        quantization, moe = self._share.spec.quantization, self._moe
+    def _kept(self, prefix: str, names: list[str], stacked: list[str]) -> WeightScheme | None:
+        """Return how projections of a layer's experts are stored. None: they are converted, because no kernel here
+        multiplies with them, or they aren't all stored alike.
+
+        Args:
+            names: of the projections of one expert.
+            stacked: of the tensors that have those of all experts.
+        """
+        quantization, moe, formats = self._share.spec.quantization, self._moe, self._share.formats
         # what config.json has as quantized isn't if there are ordinary tensors
-        if quantization is None or "integers" not in self._share.formats.stored or moe.form == "stacked":
+        if quantization is None or self._is_transposed:
             return None
-        if quantization.experts is not None:
-            return quantization.experts
-        stored = {
-            stored_scheme(quantization, self._has_tensor, f"{prefix}{moe.block}experts.{expert}.{name}.weight")
-            for expert in self._local.experts
-            for name in names
-        }
+        if quantization.experts is not None and moe.form != "stacked":
+            return quantization.experts if formats.packs(quantization.experts) else None
+        block, experts = f"{prefix}{moe.block}", self._local.experts
+        tensors = [f"{block}experts.{expert}.{name}.weight" for expert in experts for name in names]
+        if moe.form != "single":
+            tensors = [block + name for name in stacked]
+        stored = {stored_scheme(quantization, self._has_tensor, name) for name in tensors}
         scheme = stored.pop()
-        return scheme if not stored and scheme is not None and scheme.format == "integers" else None
+        return scheme if not stored and formats.packs(scheme) else None
 
     def _empty_experts(
         self, scheme: WeightScheme | None, num_rows: int, num_columns: int, first_column: int = 0

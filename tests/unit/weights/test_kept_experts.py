@@ -10,23 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from families import make_checkpoint, prompts
+from families import make_checkpoint
 from native_kernels import needs_kernels
+from prompt_logprobs import prompt_logprobs
 from quantized_layers import FORMATS, quantize_layers
 
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
-from raycore.config import resolve
-from raycore.engine.core import EngineCore
-from raycore.executor.inline import InlineExecutor
-from raycore.messages import EngineRequest
 from raycore.parts.experts.weights import MoeWeights
-from raycore.sampling_params import SamplingParams
 from raycore.weights.integer_weight import IntegerWeight
 from raycore.weights.linear_formats import CONVERTED, STORED_INTEGERS, LinearFormats
 from raycore.weights.loader import load_decoder_weights, random_decoder_weights
 from raycore.weights.share import WeightShare
-from raycore.worker.rank import RankIdentity
 
 FAMILY = "qwen2_moe"
 """Its experts are beside shared ones, and some layers have none."""
@@ -92,21 +87,6 @@ def test_kept_experts_take_the_memory_of_their_integers(tmp_path: Path, name: st
     bits = {"int8": 8 + 40 / 32, "nvfp4": 4 + 40 / 16}.get(name, 4 + 40 / 32)
     for kept, plain in zip(sparse_layers(path, STORED_INTEGERS), sparse_layers(path, CONVERTED), strict=True):
         assert num_bytes(kept) <= bits / 32 * num_bytes(plain)
-
-
-def prompt_logprobs(path: Path, **options: Any) -> torch.Tensor:
-    config = resolve(path, dtype="float32", num_threads=1, max_num_seqs=8, **options)
-    core = EngineCore(config, InlineExecutor(config, RankIdentity(0, 1)))
-    for seq_id, prompt in enumerate(prompts()):
-        params = SamplingParams(max_tokens=1, prompt_logprobs=0)
-        core.submit(EngineRequest(seq_id, str(seq_id), prompt, params, seed=0))
-    found: dict[tuple[int, int], float] = {}
-    while core.has_work():
-        step = core.step()
-        for seq_id, start, entries in [] if step is None else step.prompt_logprobs:
-            found |= {(seq_id, start + at): entry.logprobs[0] for at, entry in enumerate(entries)}
-    core.shutdown()
-    return torch.tensor([found[key] for key in sorted(found)])
 
 
 @needs_kernels

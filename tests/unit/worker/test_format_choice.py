@@ -17,6 +17,7 @@ from raycore.weights.linear_formats import (
     CONVERTED,
     EVERY_FP8,
     EVERY_INTEGERS,
+    GROUPED_FP8,
     STORED_FP8,
     STORED_INTEGERS,
     LinearFormats,
@@ -26,6 +27,7 @@ from raycore.worker.rank import WorkerRank
 from raycore.worker.worker import Worker
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+KEPT_FP8 = replace(GROUPED_FP8, stored=frozenset(["fp8"]))
 SHAPE = {
     "architectures": ["Qwen3ForCausalLM"],
     "vocab_size": 64,
@@ -173,8 +175,34 @@ def test_groups_of_similar_inputs_are_converted_unless_weights_are_rounded_anew(
 def test_fp8_means_the_format_of_a_checkpoint_that_has_it(tmp_path: Path, caplog, shape, options) -> None:
     model = config(tmp_path, STORED | shape, quantization="fp8", **options)
     assert model.model.quantization == (None if shape or options else "fp8")
-    assert chosen(model, 1, CPU) == CONVERTED
-    assert "the checkpoint's weights in fp8 are converted" in caplog.text
+    assert chosen(model, 1, CPU) == KEPT_FP8
+    assert not caplog.records
+
+
+BLOCKS = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+
+
+def test_fp8_is_kept_with_scales_of_groups_on_cpus_with_native_kernels(tmp_path: Path, caplog) -> None:
+    for shape in ({}, MOE):
+        assert chosen(config(tmp_path, STORED | shape), 2, CPU) == KEPT_FP8
+        assert chosen(config(tmp_path, BLOCKS | shape), 2, CPU) == replace(KEPT_FP8, stored=frozenset(["fp8_blocks"]))
+    assert chosen(config(tmp_path, STORED, batch_invariant=True), 1, CPU) == KEPT_FP8
+    assert chosen(config(tmp_path, STORED, quantization="int8"), 1, CPU) == replace(KEPT_FP8, others="integers")
+    assert not caplog.records
+    assert chosen(config(tmp_path, BLOCKS), 1, GPU) == CONVERTED
+    assert "weights in fp8, in blocks, are converted: no kernel here multiplies with a scale for each" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ({"is_native": False}, "products of fp8 need raycore's native kernels"),
+        ({"shares_experts": True}, "enable_expert_parallel=True"),
+    ],
+)
+def test_fp8_is_converted_where_native_kernels_cannot_multiply_it(tmp_path: Path, caplog, place, reason: str) -> None:
+    assert chosen(config(tmp_path, BLOCKS | MOE), 1, CPU, **place) == CONVERTED
+    assert reason in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -243,7 +271,6 @@ def test_a_worker_on_a_cpu_refuses_fp8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "options", "device", "reason"),
     [
-        ({}, {}, "cpu", "need a GPU"),
         ({}, {"batch_invariant": True}, "cuda:0", "batch_invariant=True"),
         (MOE, {}, "cuda:0", "experts"),
         ({"hidden_size": 24}, {}, "cuda:0", "24 hidden dimensions"),
