@@ -1,8 +1,8 @@
 """What a checkpoint's config.json says of quantized weights: which layers are quantized, and how each is stored.
 
-The formats are those of compressed-tensors, ModelOpt, GPTQ, AWQ, MXFP4 and of fp8 as DeepSeek, Mistral and Llama store
-it. Their configurations differ, but each of them says for a layer's name which `WeightScheme` it has. This module
-doesn't import torch or read weights; `quantized`, `fp8_blocks` and `mxfp4` in `raycore.weights` read them.
+The formats are those of compressed-tensors, ModelOpt, GPTQ, AWQ, TorchAO, MXFP4 and of fp8 as DeepSeek, Mistral and
+Llama store it. Their configurations differ, but each of them says for a layer's name which `WeightScheme` it has. This
+module doesn't import torch or read weights; `quantized`, `fp8_blocks` and `mxfp4` in `raycore.weights` read them.
 """
 
 from __future__ import annotations
@@ -59,11 +59,25 @@ _FP8_TENSORS = (
 )
 _FP8_SCALES = ("weight_scale", "weight_scale_inv")
 """What tools call the scales of weights in fp8. Both are what the stored numbers are multiplied by."""
+_TORCHAO_NUMBERS, _TORCHAO_SCALES = "_weight_qdata", "_weight_scale"
+_TORCHAO_TENSORS = (_TORCHAO_NUMBERS, _TORCHAO_SCALES, "_weight_zero_point")
+_TORCHAO: dict[str, tuple[Literal["float8", "torchao"], int, Literal[8, 16]]] = {
+    "Int8WeightOnlyConfig": ("torchao", 8, 16),
+    "Int8DynamicActivationInt8WeightConfig": ("torchao", 8, 8),
+    "Int8StaticActivationInt8WeightConfig": ("torchao", 8, 8),
+    "IntxWeightOnlyConfig": ("torchao", 8, 16),
+    "Int8DynamicActivationIntxWeightConfig": ("torchao", 8, 16),
+    "Int4WeightOnlyConfig": ("torchao", 4, 16),
+    "Float8DynamicActivationInt4WeightConfig": ("torchao", 4, 16),
+    "Float8WeightOnlyConfig": ("float8", 8, 16),
+    "Float8DynamicActivationFloat8WeightConfig": ("float8", 8, 16),
+}
+"""By the tool's configuration: layout, bits and row bits."""
 
 RowBits = Literal[8, 16]
 """Number of bits to which the numbers of a linear layer's input are rounded."""
 
-Layout = Literal["float8", "int8", "packed", "fp4", "gptq", "awq", "mxfp4", "gguf"]
+Layout = Literal["float8", "int8", "packed", "fp4", "gptq", "awq", "mxfp4", "gguf", "torchao"]
 """How a weight is stored. The first three are compressed-tensors'.
 
 float8: float8_e4m3fn, and int8: int8, both with scales. Other tools store float8, too.
@@ -74,6 +88,7 @@ gptq: the same words, but transposed.
 awq: int32 words along the outputs, in an order of their own, also transposed.
 mxfp4: bytes along the inputs, each with two numbers of 4 bits. Only stacked experts are stored like this.
 gguf: blocks along the inputs, each with its scales, of the type that the file says.
+torchao: signed integers of 8 bits, or of 4 bits in bytes along the inputs.
 """
 
 Format = Literal["fp8", "fp8_blocks", "integers"]
@@ -111,7 +126,7 @@ class WeightScheme(msgspec.Struct, frozen=True):
     scales: str = "weight_scale"
     """float8: what the tensor of scales is called."""
     numbers: str = "weight"
-    """float8: what the tensor of numbers is called."""
+    """float8 and torchao: what the tensor of numbers is called."""
     row_bits: RowBits = 16
     """8: the weights were made for inputs that are rounded to 8 bits, each row with a scale of its own."""
     code: Code = "integer"
@@ -120,6 +135,7 @@ class WeightScheme(msgspec.Struct, frozen=True):
     def marker(self) -> str:
         """The tensor that a layer has if it is stored like this. Its name follows that of the layer."""
         names = {"packed": "weight_packed", "gptq": "qweight", "awq": "qweight", "gguf": "weight"}
+        names["torchao"] = self.numbers
         return names.get(self.layout, self.scales)
 
     @property
@@ -130,6 +146,8 @@ class WeightScheme(msgspec.Struct, frozen=True):
     @property
     def tensors(self) -> tuple[str, ...]:
         """All tensors that a layer may have if it is stored like this. Not every layer has all of them."""
+        if self.numbers == _TORCHAO_NUMBERS:
+            return _TORCHAO_TENSORS
         if self.layout == "float8":
             return _FP8_TENSORS
         return _TRANSPOSED_TENSORS if self.layout in ("gptq", "awq") else _COMPRESSED_TENSORS
@@ -144,7 +162,7 @@ class WeightScheme(msgspec.Struct, frozen=True):
     @property
     def named(self) -> list[WeightScheme]:
         """The scheme with each name that tools have for the scales."""
-        if self.layout != "float8":
+        if self.layout != "float8" or self.scales not in _FP8_SCALES:
             return [self]
         return [msgspec.structs.replace(self, scales=name) for name in _FP8_SCALES]
 
@@ -280,6 +298,7 @@ def quantization_of(fields: JsonFields) -> Quantization | None:
         "fbgemm_fp8": _fbgemm_fp8,
         "modelopt": _modelopt,
         "mxfp4": _mxfp4,
+        "torchao": _torchao,
         "gguf": _gguf,
     }
     _require(fields, "quant_method", *parsers)
@@ -457,6 +476,62 @@ def _awq(fields: JsonFields) -> Quantization:
 def _mxfp4(fields: JsonFields) -> Quantization:
     """The files say which experts are quantized: modules_to_not_convert names other layers, too, and none by a rule."""
     return Quantization("mxfp4", [], experts=WeightScheme("mxfp4", 4, MXFP4_GROUP, code="e2m1"))
+
+
+def _torchao(fields: JsonFields) -> Quantization:
+    """The files say which layers are quantized, embeddings included: modules_to_not_convert names others by parts of
+    names. Its older versions wrote pickled files only."""
+    kinds = fields.child("quant_type")
+    if list(kinds.values) != ["default"]:
+        raise fields.error("quant_type", "an object with the key 'default' alone")
+    config = kinds.child("default")
+    if config.get("_type") not in ("FqnToConfig", "ModuleFqnToConfig"):
+        return Quantization("torchao", _torchao_classes(_torchao_scheme(config)))
+    data = config.child("_data")
+    of_names = data.child("fqn_to_config" if data.get("fqn_to_config") else "module_fqn_to_config")
+    targets: list[tuple[str, WeightScheme | None]] = []
+    # as the tool has it: names come before expressions, the first of which that fits counts
+    for name in sorted(of_names.values, key=lambda each: each.startswith("re:")):
+        if name != "_default":
+            target = name.removesuffix(_WEIGHT).removesuffix(rf"\{_WEIGHT}")
+            target = f"re:(?:{target.removeprefix('re:')})$" if name.startswith("re:") else target
+            _check_target(of_names, name, target)
+            targets.append((target, _torchao_scheme(of_names.child(name)) if of_names.get(name) is not None else None))
+    if of_names.get("_default") is not None:
+        targets += _torchao_classes(_torchao_scheme(of_names.child("_default")))
+    return Quantization("torchao", targets)
+
+
+def _torchao_classes(scheme: WeightScheme) -> list[tuple[str, WeightScheme | None]]:
+    return [(each, scheme) for each in _CLASSES]
+
+
+def _torchao_scheme(config: JsonFields) -> WeightScheme:
+    """Return the scheme of one of the tool's configurations. Inputs in fp8 keep 16 bits: then fewer bits are cut."""
+    _require(config, "_type", *_TORCHAO)
+    (layout, bits, row_bits), data = _TORCHAO[config.get("_type")], config.child("_data")
+    if bits == 4:
+        _require(data.child("int4_packing_format"), "_data", "PLAIN")
+        return WeightScheme(layout, 4, data.int_("group_size"), code="affine", numbers=_TORCHAO_NUMBERS)
+    granularity = _torchao_granularity(data)
+    of_weights = granularity.child("_data")
+    if layout == "float8":
+        _require(data.child("weight_dtype"), "_data", None, "float8_e4m3fn")
+        _require(data.child("packing_format"), "_data", None, "PLAIN")
+        _require(granularity, "_type", None, "PerRow", "PerTensor", "PerBlock")
+        block = _block(of_weights, "block_size") if granularity.get("_type") == "PerBlock" else None
+        return WeightScheme(layout, 8, block=block, scales=_TORCHAO_SCALES, numbers=_TORCHAO_NUMBERS)
+    _require(data.child("intx_packing_format"), "_data", None, "UNPACKED_TO_INT8")
+    _require(granularity, "_type", None, "PerRow", "PerAxis", "PerTensor", "PerGroup")
+    group_size = of_weights.int_("group_size") if granularity.get("_type") == "PerGroup" else None
+    return WeightScheme(layout, 8, group_size, row_bits=row_bits, numbers=_TORCHAO_NUMBERS)
+
+
+def _torchao_granularity(data: JsonFields) -> JsonFields:
+    """Return how many weights share a scale. In a list, the granularity of inputs comes first."""
+    key = "weight_granularity" if "weight_granularity" in data else "granularity"
+    several = data.list_(key) if isinstance(data.get(key), list) else None
+    return data.child(key) if not several else data.converted(lambda values: values | {key: several[-1]}).child(key)
 
 
 def _gguf(fields: JsonFields) -> Quantization:

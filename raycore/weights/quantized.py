@@ -1,4 +1,5 @@
-"""Reads parts of quantized weights from a checkpoint, in the layouts of compressed-tensors, ModelOpt, GPTQ and AWQ.
+"""Reads parts of quantized weights from a checkpoint, in the layouts of compressed-tensors, ModelOpt, GPTQ, AWQ and
+TorchAO.
 
 Each layout has several tensors for a layer, whose names and shapes this module knows. Of each tensor, only the part
 that the requested outputs and inputs need is read, rounded to whole words and whole groups. Shape suffixes as in
@@ -6,6 +7,9 @@ that the requested outputs and inputs need is read, rounded to whole words and w
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -123,20 +127,22 @@ class _Part:
 class _CompressedTensors(_Part):
     """What the layouts of compressed-tensors share: scales are [O, G], and zero points are packed along the outputs."""
 
+    _scale_tensor = "weight_scale"
+
     def _given_groups(self) -> Tensor | None:
         groups_I = super()._given_groups()
         # -1 is what the tool has there before it orders the inputs
         return None if groups_I is None or (groups_I == -1).any() else groups_I
 
     def _scales(self) -> Tensor:
-        name = f"{self._layer}.weight_scale"
+        name = f"{self._layer}.{self._scale_tensor}"
         shape, num_rows = self._reader.shape(name), self._shape[0]
         if self._num_groups == 1 and shape in ((), (1,), (1, 1)):
             scale = self._reader.view(name, shape, (slice(None),) * len(shape))
             return scale.reshape(1, 1).expand(self._rows.stop - self._rows.start, 1)
         if self._num_groups == 1 and shape == (num_rows,):
             return self._reader.view(name, shape, (self._rows,)).unsqueeze(1)
-        return self._view("weight_scale", (num_rows, self._num_groups), (self._rows, self._groups), *READABLE)
+        return self._view(self._scale_tensor, (num_rows, self._num_groups), (self._rows, self._groups), *READABLE)
 
     def _zeros(self) -> Tensor:
         if self._scheme.symmetric:
@@ -201,9 +207,53 @@ class _Int8(_CompressedTensors):
     """weight has the signed integers [O, I] themselves."""
 
     def _words(self) -> tuple[Tensor, int]:
-        values_OI = self._view("weight", self._shape, (self._rows, self._columns), torch.int8)
+        values_OI = self._view(self._scheme.numbers, self._shape, (self._rows, self._columns), torch.int8)
         # with the highest bit inverted, -128 to 127 are 0 to 255
         return pack(values_OI.contiguous().view(torch.uint8) ^ 128, 8), 0
+
+
+class _TorchAOInt8(_Int8):
+    """The same with other names, and zero points [O, G] of any layer."""
+
+    _scale_tensor = "_weight_scale"
+
+    def _zeros(self) -> Tensor:
+        name = "_weight_zero_point"
+        if f"{self._layer}.{name}" not in self._reader:
+            return super()._zeros()
+        shape = self._reader.shape(f"{self._layer}.{self._scale_tensor}")  # each scale has one
+        is_one = len(shape) != 2 or shape[0] == 1
+        part = (slice(None),) * len(shape) if is_one else (self._rows, self._groups)
+        zeros = self._view(name, shape, part, torch.int8).view(torch.uint8) ^ 128
+        return zeros.reshape(1, 1) if is_one else zeros
+
+
+class _TorchAOInt4(_Part):
+    """_weight_qdata has bytes [O, I / 2]. Scales and zero points are [G, O]: of the latter, those of the middle."""
+
+    def _words(self) -> tuple[Tensor, int]:
+        words, offset = self._words_of(self._columns)
+        own = self._rows, slice(words.start * _WORD_BYTES, words.stop * _WORD_BYTES)
+        bytes_OB = self._view(
+            self._scheme.numbers, (self._shape[0], -(-self._shape[1] // 2)), own, torch.int8, torch.uint8
+        )
+        # with the highest bit of each integer inverted, -8 to 7 are 0 to 15
+        return pack(bytes_OB.contiguous().view(torch.uint8) ^ 0x88, 8), offset
+
+    def _scales(self) -> Tensor:
+        return self._numbers("_weight_scale")
+
+    def _zeros(self) -> Tensor:
+        return self._numbers("_weight_zero_point") - 8 * self._numbers("_weight_scale")
+
+    def _numbers(self, tensor: str) -> Tensor:
+        part = self._groups, self._rows
+        return self._view(tensor, (self._num_groups, self._shape[0]), part, *READABLE).t().float()
+
+
+def _torchao(*arguments: Any) -> _Part:
+    scheme: WeightScheme = arguments[2]
+    return (_TorchAOInt4 if scheme.bits == 4 else _TorchAOInt8)(*arguments)
 
 
 class _Transposed(_Part):
@@ -252,4 +302,11 @@ class _Awq(_Transposed):
         return words_NV8.index_select(2, torch.tensor(_AWQ_ORDER)).view(integers_NO.shape)
 
 
-_LAYOUTS: dict[str, type[_Part]] = {"packed": _Packed, "fp4": _Fp4, "int8": _Int8, "gptq": _Gptq, "awq": _Awq}
+_LAYOUTS: dict[str, Callable[..., _Part]] = {
+    "packed": _Packed,
+    "fp4": _Fp4,
+    "int8": _Int8,
+    "gptq": _Gptq,
+    "awq": _Awq,
+    "torchao": _torchao,
+}

@@ -7,8 +7,10 @@ Run it once for each tool, in an environment of its own with transformers and th
     pip install gptqmodel==7.7.0                                  gptqmodel
     unzip the wheel of auto-gptq 0.7.1, put it on PYTHONPATH      auto-gptq
     unzip the wheel of autoawq 0.2.7.post3, put it on PYTHONPATH  autoawq
+    pip install torchao==0.18.0                                   torchao
 
-Of auto-gptq and autoawq, only the packing code is imported, and the scales are this script's. Every checkpoint is
+Of auto-gptq and autoawq, only the packing code is imported, and the scales are this script's. So are torchao's integers
+of 4 bits, which it only makes on GPUs. Every checkpoint is
 a directory with config.json, model.safetensors, and dequantized.safetensors: the same model's quantized weights as the
 tool dequantizes them.
 """
@@ -437,12 +439,85 @@ def write_autoawq() -> None:
     )
 
 
+# TorchAO
+
+
+def torchao_configs() -> dict[str, Any]:
+    from torchao import quantization as ao
+
+    per_group, mixed = ao.PerGroup(16), ao.FqnToConfig
+    return {
+        "int8": ao.Int8WeightOnlyConfig(),
+        "int8-dynamic": ao.Int8DynamicActivationInt8WeightConfig(),
+        "intx": ao.IntxWeightOnlyConfig(
+            weight_dtype=torch.int4, granularity=per_group, mapping_type=ao.MappingType.ASYMMETRIC
+        ),
+        "fp8": ao.Float8WeightOnlyConfig(),
+        "fp8-dynamic": ao.Float8DynamicActivationFloat8WeightConfig(granularity=ao.PerRow()),
+        "mixed": mixed(
+            {
+                r"re:model\.layers\..+\.self_attn\.[qk]_proj": ao.Int8WeightOnlyConfig(),
+                "model.layers.0.self_attn.v_proj": None,
+                "model.layers.0.mlp.up_proj.weight": ao.Float8WeightOnlyConfig(),
+                "re:.*embed_tokens": ao.IntxWeightOnlyConfig(weight_dtype=torch.int8),
+                "_default": ao.Int8WeightOnlyConfig(granularity=ao.PerRow()),
+            }
+        ),
+    }
+
+
+def write_torchao() -> None:
+    from torchao.quantization import quant_api
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    quant_api._check_hardware_support = lambda *_: None  # it is needed to multiply only
+    for name, config in torchao_configs().items():
+        with tempfile.TemporaryDirectory() as plain:
+            dtype = torch.bfloat16 if name == "fp8-dynamic" else torch.float32
+            random_llama(dtype).save_pretrained(plain)
+            described = TorchAoConfig(config, include_input_output_embeddings=name == "mixed")
+            model = AutoModelForCausalLM.from_pretrained(plain, quantization_config=described, dtype=dtype)
+        path = emptied(f"torchao-{name}")
+        model.save_pretrained(path)
+        quantized = {key: each for key, each in model.state_dict().items() if type(each) is not Tensor}
+        finish(path, {key: each.float().dequantize() for key, each in quantized.items()})
+    write_torchao_int4()
+
+
+def write_torchao_int4() -> None:
+    """The numbers are those of the kernels' formula: an integer from -8 to 7, times the scale, plus the zero point."""
+    from torchao.prototype.safetensors.safetensors_support import flatten_tensor_state_dict
+    from torchao.quantization import Int4Tensor, Int4WeightOnlyConfig
+    from transformers import TorchAoConfig
+
+    model, size = random_llama(torch.bfloat16), 16
+    stored, dequantized = dict(model.state_dict()), {}
+    for name, layer in linear_layers(model).items():
+        grouped = layer.weight.data.float().unflatten(1, (-1, size))
+        low, high = grouped.amin(-1), grouped.amax(-1)
+        scales = ((high - low) / 15).bfloat16()
+        zeros = (low + 8 * scales.float()).bfloat16()
+        integers = ((grouped - zeros.float().unsqueeze(2)) / scales.float().unsqueeze(2)).round().clamp(-8, 7)
+        numbers = integers * scales.float().unsqueeze(2) + zeros.float().unsqueeze(2)
+        dequantized[f"{name}.weight"] = numbers.flatten(1)
+        pairs = integers.flatten(1).to(torch.int8)
+        bytes_ = pairs[:, 0::2] & 15 | pairs[:, 1::2] << 4
+        transposed = scales.t().contiguous(), zeros.t().contiguous()
+        stored[f"{name}.weight"] = Int4Tensor(bytes_, *transposed, [1, size], layer.weight.shape)
+    tensors, metadata = flatten_tensor_state_dict(stored)
+    path = emptied("torchao-int4")
+    save_file(tensors, path / "model.safetensors", metadata | {"format": "pt"})
+    write_config(path, model, TorchAoConfig(Int4WeightOnlyConfig(group_size=size)).to_dict())
+    finish(path, dequantized)
+
+
 WRITERS = {
     "compressed-tensors": write_compressed_tensors,
     "ordered-groups": write_ordered_groups,
     "gptqmodel": write_gptqmodel,
     "auto-gptq": write_auto_gptq,
     "autoawq": write_autoawq,
+    "torchao": write_torchao,
 }
 
 if __name__ == "__main__":

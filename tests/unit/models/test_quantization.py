@@ -183,6 +183,117 @@ def test_groups_of_numbers_in_floating_point_are_recognized(fields: dict[str, An
     assert found.row_bits == (set() if scheme.layout == "float8" else {16})
 
 
+def ao(kind: str, **data: Any) -> dict[str, Any]:
+    """A configuration of TorchAO, as it writes them."""
+    return {"_type": kind, "_version": 2, "_data": data}
+
+
+def ao_parsed(config: dict[str, Any]) -> Quantization:
+    return parsed(quant_method="torchao", quant_type={"default": config})
+
+
+AO = {"numbers": "_weight_qdata"}
+AO_FP8 = {"scales": "_weight_scale", **AO}
+GROUP = ao("PerGroup", group_size=32)
+PLAIN = ao("Int4PackingFormat") | {"_data": "PLAIN"}
+
+
+@pytest.mark.parametrize(
+    ("config", "scheme"),
+    [
+        (ao("Int8WeightOnlyConfig", granularity=ao("PerRow", dim=-1)), WeightScheme("torchao", 8, **AO)),
+        (ao("Int8WeightOnlyConfig", granularity=GROUP), WeightScheme("torchao", 8, 32, **AO)),
+        (
+            ao("Int8DynamicActivationInt8WeightConfig", granularity=[ao("PerRow"), GROUP]),
+            WeightScheme("torchao", 8, 32, row_bits=8, **AO),
+        ),
+        (
+            ao("Int8DynamicActivationIntxWeightConfig", weight_granularity=GROUP),
+            WeightScheme("torchao", 8, 32, **AO),
+        ),
+        (
+            ao("Int4WeightOnlyConfig", group_size=128, int4_packing_format=PLAIN),
+            WeightScheme("torchao", 4, 128, code="affine", **AO),
+        ),
+        (ao("Float8WeightOnlyConfig"), WeightScheme("float8", 8, **AO_FP8)),
+        (
+            ao("Float8DynamicActivationFloat8WeightConfig", granularity=[ao("PerTensor"), ao("PerTensor")]),
+            WeightScheme("float8", 8, **AO_FP8),
+        ),
+        (
+            ao(
+                "Float8DynamicActivationFloat8WeightConfig",
+                granularity=[ao("PerBlock", block_size=[1, 128]), ao("PerBlock", block_size=[128, 128])],
+            ),
+            WeightScheme("float8", 8, block=(128, 128), **AO_FP8),
+        ),
+    ],
+)
+def test_torchaos_configurations_are_recognized(config: dict[str, Any], scheme: WeightScheme) -> None:
+    found, name = ao_parsed(config), "model.layers.0.mlp.up_proj.weight"
+    assert found.scheme_of("model.layers.0.mlp.up_proj") == scheme
+    assert found.scheme_of("model.embed_tokens") == scheme
+    assert stored_scheme(found, {name}.__contains__, name) is None
+    marker = scheme.tensor(name, scheme.marker)
+    assert marker.startswith("model.layers.0.mlp.up_proj._weight_")
+    assert stored_scheme(found, {marker}.__contains__, name) == scheme
+
+
+def test_torchaos_layers_may_have_configurations_of_their_own() -> None:
+    names = {
+        "re:.*mlp.*": ao("Float8WeightOnlyConfig"),
+        "model.layers.0.mlp.up_proj.weight": ao("Int8WeightOnlyConfig"),
+        "model.layers.1.mlp.up_proj": None,
+        "re:.*mlp": ao("Int8WeightOnlyConfig"),  # it doesn't match whole names
+        "_default": ao("IntxWeightOnlyConfig", granularity=GROUP),
+    }
+    found = ao_parsed(ao("FqnToConfig", fqn_to_config=names))
+    assert found.scheme_of("model.layers.0.mlp.up_proj") == WeightScheme("torchao", 8, **AO)
+    assert found.scheme_of("model.layers.1.mlp.up_proj") is None
+    assert found.scheme_of("model.layers.2.mlp.up_proj") == WeightScheme("float8", 8, **AO_FP8)
+    assert found.scheme_of("model.layers.2.self_attn.o_proj") == WeightScheme("torchao", 8, 32, **AO)
+    without = ao_parsed(ao("ModuleFqnToConfig", module_fqn_to_config={"lm_head": ao("Int8WeightOnlyConfig")}))
+    assert without.scheme_of("model.layers.0.mlp.up_proj") is None
+    assert without.scheme_of("lm_head") is not None
+
+
+@pytest.mark.parametrize(
+    ("kinds", "fragments"),
+    [
+        ("int8_weight_only", ["quant_type='int8_weight_only'", "an object"]),
+        (
+            {"default": ao("UIntXWeightOnlyConfig")},
+            ["default: _type='UIntXWeightOnlyConfig'", "'Int8WeightOnlyConfig'"],
+        ),
+        (
+            {"default": ao("Int4WeightOnlyConfig", int4_packing_format={"_data": "TILE_PACKED_TO_4D"})},
+            ["int4_packing_format: _data='TILE_PACKED_TO_4D': expected 'PLAIN'"],
+        ),
+        (
+            {"default": ao("IntxWeightOnlyConfig", intx_packing_format={"_data": "OPAQUE_TORCHAO_AUTO"})},
+            ["intx_packing_format: _data='OPAQUE_TORCHAO_AUTO': expected 'UNPACKED_TO_INT8'"],
+        ),
+        (
+            {"default": ao("Float8WeightOnlyConfig", weight_dtype={"_data": "float8_e5m2"})},
+            ["weight_dtype: _data='float8_e5m2': expected 'float8_e4m3fn'"],
+        ),
+        (
+            {"default": ao("Int8WeightOnlyConfig", granularity=ao("PerBlock", block_size=[2, 2]))},
+            ["granularity: _type='PerBlock': expected 'PerRow'"],
+        ),
+        (
+            {"default": ao("FqnToConfig", fqn_to_config={"re:(": ao("Int8WeightOnlyConfig")})},
+            ["fqn_to_config: re:(", "regular expressions"],
+        ),
+    ],
+)
+def test_what_torchao_writes_otherwise_is_refused_by_name(kinds: Any, fragments: list[str]) -> None:
+    with pytest.raises(InvalidCheckpoint) as raised:
+        parsed(quant_method="torchao", quant_type=kinds)
+    for fragment in fragments:
+        assert fragment in str(raised.value)
+
+
 def test_scales_for_a_cache_are_not_used() -> None:
     assert parse_quantization(config(kv_cache_scheme={"num_bits": 8})) == parse_quantization(config())
 

@@ -32,7 +32,7 @@ from raycore.parts.adapters.layers import Adapters
 from raycore.parts.adapters.weights import load_lora_weights
 from raycore.weights.integer_weight import IntegerWeight, kept_group_size
 from raycore.weights.layer_part_weights import MlpWeights
-from raycore.weights.linear_formats import CONVERTED, EVERY_INTEGERS, STORED_INTEGERS
+from raycore.weights.linear_formats import CONVERTED, EVERY_INTEGERS, GROUPED_FP8, STORED_INTEGERS
 from raycore.weights.loader import DecoderWeights, load_decoder_weights, random_decoder_weights
 from raycore.weights.packed_weight import PackedWeight, pack
 from raycore.weights.share import WeightShare
@@ -51,8 +51,19 @@ KEPT = {
     "gptq-4": 4,
     "gptqmodel-awq": 4,
     "modelopt-nvfp4": 4,
+    "torchao-int4": 4,
+    "torchao-int8": 8,
+    "torchao-int8-dynamic": 8,
+    "torchao-intx": 8,
 }
 """The checkpoints whose layers can all be kept, and their bits."""
+SHORT = ("compressed-tensors-int8", "torchao-int8-dynamic")
+"""Those that were made for inputs that are rounded to 8 bits."""
+FLOATS = [
+    *("compressed-tensors-fp8", "compressed-tensors-fp8-blocks", "compressed-tensors-fp8-static"),
+    *("compressed-tensors-fp8-tensor", "torchao-fp8", "torchao-fp8-dynamic"),
+]
+"""Those in fp8."""
 CPU = torch.device("cpu")
 
 
@@ -78,7 +89,25 @@ def test_every_rank_keeps_its_part_of_the_integers(checkpoint: str, tp_size: int
             assert isinstance(weight, IntegerWeight)
             assert isinstance(numbers, Tensor)
             assert weight.bits == KEPT[checkpoint]
-            assert weight.row_bits == (8 if checkpoint == "compressed-tensors-int8" else 16)
+            assert weight.row_bits == (8 if checkpoint in SHORT else 16)
+            assert torch.equal(weight.dequantize(torch.float32), numbers)
+
+
+@pytest.mark.parametrize("tp_size", [1, 2])
+@pytest.mark.parametrize("checkpoint", FLOATS)
+def test_every_rank_keeps_its_part_of_numbers_in_fp8(checkpoint: str, tp_size: int) -> None:
+    written = WRITTEN / checkpoint
+    spec = load_model_spec(written)
+    for tp_rank in range(tp_size):
+        share = WeightShare(spec, torch.float32, tp_rank, tp_size)
+        expected = list(linear_weights(load_decoder_weights(share, written)))
+        found = list(linear_weights(load_decoder_weights(replace(share, formats=GROUPED_FP8), written)))
+        for weight, numbers in zip(found, expected, strict=True):
+            if checkpoint.endswith("blocks") and tp_rank == 1 and weight.shape[1] == 16:
+                assert isinstance(weight, Tensor), "groups of 8 inputs are too small"
+                continue
+            assert isinstance(weight, IntegerWeight)
+            assert (weight.bits, weight.code, weight.row_group_size) == (8, "e4m3", None)
             assert torch.equal(weight.dequantize(torch.float32), numbers)
 
 
@@ -222,9 +251,9 @@ def test_a_model_computes_with_the_integers(checkpoint: str) -> None:
         attention = NoAttention(spec.num_heads * spec.head_dim)
         outputs.append(decoder.logits(decoder.forward(tokens, attention)))
     errors = [float((found - outputs[0]).norm() / outputs[0].norm()) for found in outputs[1:]]
-    assert errors[0] < (0.02 if checkpoint == "compressed-tensors-int8" else 2e-4), "rows in 8 bits, or in 16"
+    assert errors[0] < (0.02 if checkpoint in SHORT else 2e-4), "rows in 8 bits, or in 16"
     assert errors[1] < 0.02
-    assert (errors[1] == errors[0]) == (checkpoint == "compressed-tensors-int8"), "whose rows have 8 bits already"
+    assert (errors[1] == errors[0]) == (checkpoint in SHORT), "whose rows have 8 bits already"
 
 
 @needs_kernels
@@ -233,7 +262,7 @@ def test_the_logits_of_integer_weights_are_near_those_of_transformers(tmp_path: 
     written = WRITTEN / checkpoint
     spec = load_model_spec(written)
     weights = load_decoder_weights(WeightShare(spec, torch.float32, formats=STORED_INTEGERS), written)
-    if checkpoint == "compressed-tensors-int8":
+    if checkpoint in SHORT:
         tolerance = 0.1  # rows are rounded to 8 bits
     else:  # these tools round dequantized weights to bfloat16, the others to float16
         tolerance = 0.04 if checkpoint.startswith(("compressed-tensors", "modelopt")) else 0.005
@@ -264,5 +293,5 @@ def test_adapters_are_added_to_the_results_of_integer_weights(tmp_path: Path, ch
         outputs.append(decoder.logits(decoder.forward(tokens, attention)))
     expected, found, without = outputs
     error = (found - expected).norm() / expected.norm()
-    assert error < (0.02 if checkpoint == "compressed-tensors-int8" else 2e-4), "rows in 8 bits, or in 16"
+    assert error < (0.02 if checkpoint in SHORT else 2e-4), "rows in 8 bits, or in 16"
     assert (without - expected).norm() / expected.norm() > 0.1, "else the adapter changes little"
