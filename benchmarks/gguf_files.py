@@ -46,6 +46,24 @@ ARCHITECTURES = {
     "seed_oss": "seed_oss",
     "ernie4_5": "ernie4_5",
     "hunyuan": "hunyuan-dense",
+    "gemma": "gemma",
+    "arcee": "arcee",
+    "cohere": "command-r",
+    "cohere2": "cohere2",
+    "starcoder2": "starcoder2",
+    "stablelm": "stablelm",
+    "stablelm_parallel": "stablelm",
+    "nemotron": "nemotron",
+    "olmo": "olmo",
+    "exaone4": "exaone4",
+    "olmoe": "olmoe",
+    "minimax_m2": "minimax-m2",
+    "glm4_moe": "glm4moe",
+    "dots1": "dots1",
+    "ernie4_5_moe": "ernie4_5-moe",
+    "afmoe": "afmoe",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2moe",
 }
 """By the name of a family of `families`: GGUF's architecture."""
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -56,9 +74,32 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qwen3_moe": {"mlp_only_layers": []},
     "smollm3": {"num_hidden_layers": 4, "no_rope_layers": None},
     "seed_oss": {"attention_out_bias": False},
+    "gemma": {"attention_bias": False, "tie_word_embeddings": True},
+    "cohere2": {"num_hidden_layers": 4, "layer_types": None},
+    "olmo": {"attention_bias": False},
+    "olmoe": {"attention_bias": False, "norm_topk_prob": False},
+    "glm4_moe": {"n_group": 1, "topk_group": 1},
+    "dots1": {"n_group": 1, "topk_group": 1, "attention_bias": False, "sliding_window": None, "layer_types": None},
+    "ernie4_5_moe": {"moe_layer_end_index": -1},
+    "afmoe": {"num_hidden_layers": 4, "layer_types": None, "attention_bias": False},
+    "lfm2": {"conv_bias": False, "block_auto_adjust_ff_dim": False},
+    "lfm2_moe": {"routed_scaling_factor": 1.0, "tie_word_embeddings": True},
 }
 """Sizes and parts of these families' checkpoints, where GGUF files can't have those of `families`."""
-_PERMUTED = ("llama", "granite", "smollm3")
+_PERMUTED = ("llama", "granite", "smollm3", "arcee", "olmo")
+_NORMS_WITH_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+"""Architectures to whose norms' weights GGUF files have added 1."""
+_LAYER_NORMS = ("command-r", "cohere2", "starcoder2", "stablelm", "nemotron", "olmo")
+_EXPERTS = {
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
+    "expert_shared_count": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "interleave_moe_layer_step": ("moe_layer_interval",),
+    "expert_weights_norm": ("norm_topk_prob",),
+    "shortconv.l_cache": ("conv_L_cache",),
+    "use_parallel_residual": ("use_parallel_residual",),
+}
+"""By the key of the metadata: what it is in config.json, by family."""
 _MADE = ("Q4_K", "Q5_K", "Q6_K")
 """Types that the package can't write: blocks of random bits, with scales that fit a model."""
 _BLOCK_SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
@@ -161,7 +202,7 @@ def _tensors(
     for key, group in _stacked(stored).items():
         if key == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
-        found = names.get_name(key, try_suffixes=(".weight", ".bias"))
+        found = names.get_name(_as_the_converter(key), try_suffixes=(".weight", ".bias"))
         assert found is not None, key
         values = (
             np.stack([stored[each].float().numpy() for each in group])
@@ -170,10 +211,12 @@ def _tensors(
         )
         rows = _order(key, values.shape[0], name, config)
         written = values if rows is None else values[rows]
-        if name.startswith("gemma") and key.endswith("norm.weight"):
+        if name in _NORMS_WITH_ONE and key.endswith("norm.weight"):
             written = written + 1
-        if key.endswith("shared_expert_gate.weight"):
+        if key.endswith(("shared_expert_gate.weight", "moe_statics.e_score_correction_bias")):
             written = written.reshape(-1)
+        if key.endswith("conv.conv.weight"):
+            written = written[:, 0]
         data, type_ = _quantized(written, kind_of(key), rng)
         tensors[found] = data, type_
         if type_ is not Kind.F32:
@@ -186,12 +229,17 @@ def _tensors(
     return tensors, numbers
 
 
+def _as_the_converter(key: str) -> str:
+    """Return a tensor's name as llama.cpp's converter has it before it looks it up."""
+    return key.replace("correction_bias", "correction.bias").replace("expert_bias", "expert_bias.bias")
+
+
 def _stacked(stored: dict[str, torch.Tensor]) -> dict[str, list[str]]:
-    """Return by name which tensors become one: all experts' of a layer."""
+    """Return by name which tensors become one: all experts' of a layer, or all norms' of heads."""
     found: dict[str, list[str]] = {}
     renamed = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
     for key in sorted(stored, key=_numbers):
-        group = key
+        group = re.sub(r"layernorm\.norms\.\d+\.", "layernorm.", key)
         if ".experts." in key:
             group = ".".join(renamed.get(part, part) for part in re.sub(r"experts\.\d+", "experts", key).split("."))
         found.setdefault(group, []).append(key)
@@ -245,6 +293,12 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], me
         local, rope = rope.get("sliding_attention", {}), rope["full_attention"]
         assert name != "gemma3" or local["rope_theta"] == 10000.0
     num_heads = config["num_attention_heads"]
+    experts = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+    eps = next(
+        config[key]
+        for key in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "clip_qkv")
+        if key in config
+    )
     head_dim = config.get("head_dim") or config["hidden_size"] // num_heads
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     if "alpha" in rope:
@@ -261,19 +315,19 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], me
         "attention.value_length": head_dim,
         "vocab_size": config["vocab_size"],
         "rope.dimension_count": int(head_dim * fraction),
-        "expert_count": config.get("num_local_experts") or config.get("num_experts"),
-        "expert_used_count": config.get("num_experts_per_tok"),
+        "expert_count": next((config[key] for key in experts if config.get(key)), None),
+        "expert_used_count": config.get("num_experts_per_tok") or config.get("moe_k"),
         "expert_feed_forward_length": config.get("moe_intermediate_size"),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size"),
         "attention.sliding_window": None if name.startswith(("qwen", "olmo")) else config.get("sliding_window"),
     }
     broken = {
-        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        f"attention.layer_norm_{'epsilon' if name in _LAYER_NORMS else 'rms_epsilon'}": eps or 1e-5,
         "rope.freq_base": theta,
         "embedding_scale": config.get("embedding_multiplier"),
         "residual_scale": config.get("residual_multiplier"),
         "attention.scale": config.get("attention_multiplier"),
-        "logit_scale": config.get("logits_scaling"),
+        "logit_scale": config.get("logits_scaling") or config.get("logit_scale"),
         "attn_logit_softcapping": config.get("attn_logit_softcapping"),
         "final_logit_softcapping": config.get("final_logit_softcapping"),
     }
@@ -284,12 +338,22 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], me
         writer.add_string(f"{name}.rope.scaling.type", rope["rope_type"])
         broken["rope.scaling.factor"] = rope["factor"]
         whole["rope.scaling.original_context_length"] = rope.get("original_max_position_embeddings")
+    types = config.get("layer_types") or []
+    if name.startswith("lfm2"):
+        heads = whole.pop("attention.head_count_kv")
+        writer.add_array(f"{name}.attention.head_count_kv", [heads if "full" in each else 0 for each in types])
+    if name == "exaone4" and types:
+        writer.add_array(f"{name}.attention.sliding_window_pattern", [each.startswith("sliding") for each in types])
     for key, value in whole.items():
         if value is not None:
             writer.add_uint32(f"{name}.{key}", value)
     for key, value in broken.items():
         if value is not None:
             writer.add_float32(f"{name}.{key}", value)
+    for key, theirs in _EXPERTS.items():
+        value = next((config[each] for each in theirs if config.get(each) is not None), None)
+        if value is not None:
+            add_entry(writer, f"{name}.{key}", value)
     for key, value in metadata.items():
         add_entry(writer, key, value)
 

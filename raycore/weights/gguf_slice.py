@@ -51,7 +51,7 @@ class GgufMapping:
 
 
 class GgufSlice:
-    """A tensor of one or two dimensions, with the methods of safetensors' slices. Its rows are in the order of a
+    """A tensor of one, two or three dimensions, with the methods of safetensors' slices. Its rows are in the order of a
     Hugging Face checkpoint."""
 
     def __init__(self, tensor: StoredTensor, data: _Bytes) -> None:
@@ -64,6 +64,8 @@ class GgufSlice:
 
     def __getitem__(self, part: Any) -> Tensor:
         """Return the numbers of a part: in float32 if they are quantized or have been changed, else as stored."""
+        if len(self._tensor.shape) == 3 or isinstance(part[0], int):
+            return self._numbers(self._bytes_OB).view(self._tensor.shape)[part]  # few numbers
         if len(self._tensor.shape) == 1:
             numbers_I = self._numbers(self._bytes_OB).view(-1)
             return numbers_I[self._stored_rows(part[0])]

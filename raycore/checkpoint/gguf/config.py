@@ -8,7 +8,7 @@ import math
 import struct
 from typing import Any
 
-from raycore.checkpoint.gguf.architectures import Architecture, architecture_of, same_in_layers
+from raycore.checkpoint.gguf.architectures import Architecture, architecture_of, num_layers, same_in_layers
 from raycore.checkpoint.gguf.header import PLAIN, GgufFile, shortest_float
 from raycore.checkpoint.gguf.tensors import named_tensors
 from raycore.errors import InvalidCheckpoint
@@ -34,6 +34,8 @@ _CONTROL, _USER_DEFINED = 3, 4
 """Types of tokens that may have such texts."""
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 """What all models with Llama 3's scaling have."""
+_WITH_NORMS = {"use_qk_norm": ("command-r", "glm4moe"), "qk_layernorm": ("stablelm",)}
+"""By the key of config.json that says whether heads have norms: the architectures that have it."""
 _LARGEST_GEMMAS = {"gemma2": 46, "gemma3": 62}
 """Numbers of layers of the models whose attention's scale follows from the hidden size: those of 27B."""
 
@@ -83,8 +85,8 @@ class _Config:
             found = "is missing" if embedding is None else f"has shape {embedding.shape}"
             raise InvalidCheckpoint(f"{self._file.path}: tensor token_embd.weight {found}: expected two dimensions")
         hidden, num_heads = self._int("embedding_length"), self._int("attention.head_count")
-        num_layers, most = self._int("block_count"), len(self._file.tensors)
-        if num_layers > most:
+        most = len(self._file.tensors)
+        if self._int("block_count") > most:
             raise self._fields.error(self._key("block_count"), f"at most {most}, the number of the files' tensors")
         config: dict[str, Any] = {
             "architectures": [self._architecture.name],
@@ -92,19 +94,19 @@ class _Config:
             "vocab_size": embedding.shape[0],
             "hidden_size": hidden,
             "intermediate_size": self._int("feed_forward_length"),
-            "num_hidden_layers": num_layers,
+            "num_hidden_layers": num_layers(self._fields, self._name),
             "num_attention_heads": num_heads,
-            "num_key_value_heads": self._optional_int("attention.head_count_kv") or num_heads,
+            "num_key_value_heads": self._num_kv_heads() or num_heads,
             "head_dim": self._head_dim(),
             "max_position_embeddings": self._int("context_length"),
-            "rms_norm_eps": self._float("attention.layer_norm_rms_epsilon"),
+            self._architecture.eps: self._eps(),
             "rope_theta": self._optional_float("rope.freq_base") or 10000.0,
             "tie_word_embeddings": "output.weight" not in self._file.tensors,
             "torch_dtype": self._dtype(),
             "bos_token_id": self._fields.optional_int("tokenizer.ggml.bos_token_id", low=0),
             "eos_token_id": self._fields.optional_int("tokenizer.ggml.eos_token_id", low=0),
         }
-        config |= self._kept_layers()
+        config |= {**self._kept_layers(), **self._architecture.always}
         return config | self._biases() | self._rotation(config) | self._own(config)
 
     def _kept_layers(self) -> dict[str, Any]:
@@ -119,6 +121,29 @@ class _Config:
 
     def _own(self, config: dict[str, Any]) -> dict[str, Any]:
         """Return what only some families have."""
+        found: dict[str, Any] = {}
+        for key, own in self._architecture.keys.items():
+            value = self._fields.get(self._key(own))
+            if isinstance(value, bool):
+                found[key] = value
+            elif value is not None:
+                found[key] = self._float(own) if isinstance(value, float) else self._fields.int_(self._key(own), low=0)
+        return found | self._layer_types() | self._of_family(config)
+
+    def _layer_types(self) -> dict[str, Any]:
+        """Return which layers have attention, or attention to a window, where the metadata have a list of that."""
+        heads, pattern = self._key("attention.head_count_kv"), self._key("attention.sliding_window_pattern")
+        if self._name in ("lfm2", "lfm2moe"):
+            numbers = self._fields.list_(heads) if isinstance(self._fields.get(heads), list) else []
+            return {"layer_types": ["full_attention" if each else "conv" for each in numbers or []] or None}
+        if isinstance(self._fields.get(pattern), list):
+            windows = self._fields.list_(pattern) or []
+            return {"layer_types": ["sliding_attention" if each else "full_attention" for each in windows]}
+        if self._fields.get(pattern) is not None:
+            return {"sliding_window_pattern": self._int("attention.sliding_window_pattern")}
+        return {}
+
+    def _of_family(self, config: dict[str, Any]) -> dict[str, Any]:
         if self._name in ("gemma2", "gemma3"):
             return self._gemma(config)
         if self._name == "granite":
@@ -135,17 +160,25 @@ class _Config:
         return {}
 
     def _experts(self, config: dict[str, Any]) -> dict[str, Any]:
-        count, stacked = self._int("expert_count"), self._file.tensors.get("blk.0.ffn_down_exps.weight")
+        count, layers = self._int("expert_count"), range(config["num_hidden_layers"])
+        names = [name for layer in layers if (name := f"blk.{layer}.ffn_down_exps.weight") in self._file.tensors]
+        stacked = self._file.tensors[names[0]] if names else None
         if stacked is None or stacked.shape[0] != count:
+            name = names[0] if names else "blk.0.ffn_down_exps.weight"
             found = "is missing" if stacked is None else f"has shape {stacked.shape}"
-            what = f"the number of experts of tensor blk.0.ffn_down_exps.weight, which {found}"
-            raise self._fields.error(self._key("expert_count"), what)
+            raise self._fields.error(
+                self._key("expert_count"), f"the number of experts of tensor {name}, which {found}"
+            )
         size = self._optional_int("expert_feed_forward_length") or config["intermediate_size"]
-        experts: dict[str, Any] = {
-            "num_experts_per_tok": self._int("expert_used_count"),
-            "moe_intermediate_size": size,
-            "norm_topk_prob": self._name != "qwen2moe",
-        }
+        experts: dict[str, Any] = {"num_experts_per_tok": self._int("expert_used_count"), "moe_intermediate_size": size}
+        if self._name == "minimax-m2":
+            experts["intermediate_size"] = size
+        shared = self._file.tensors.get(names[0].replace("ffn_down_exps", "ffn_down_shexp"))
+        if shared is not None and self._name != "qwen2moe":
+            num = shared.shape[-1] // size
+            experts |= dict.fromkeys(("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"), num)
+        if self._name in ("llama", "qwen2moe", "qwen3moe"):
+            experts["norm_topk_prob"] = self._name != "qwen2moe"
         if self._name == "llama":
             return experts | {"num_local_experts": count}
         if self._name == "qwen2moe":
@@ -165,20 +198,16 @@ class _Config:
         }
         if self._name == "gemma3":
             own["rope_local_base_freq"] = self._optional_float("rope.freq_base_swa") or 10000.0
-        key = self._key("attention.sliding_window_pattern")
-        if isinstance(self._fields.get(key), list):
-            windows = self._fields.list_(key) or []
-            own["layer_types"] = ["sliding_attention" if each else "full_attention" for each in windows]
-        elif self._fields.get(key) is not None:
-            own["sliding_window_pattern"] = self._int("attention.sliding_window_pattern")
         return own
 
     def _biases(self) -> dict[str, Any]:
         has_bias, has_own, has_last = (
             f"blk.0.{part}.bias" in self._file.tensors for part in ("attn_q", "attn_output", "ffn_down")
         )
-        keys = {"ernie4_5": "use_bias", "qwen2moe": "qkv_bias"}
-        own = {"attention_out_bias": has_own} if self._name == "seed_oss" else {}
+        keys = {"ernie4_5": "use_bias", "qwen2moe": "qkv_bias", "stablelm": "use_qkv_bias", "starcoder2": "use_bias"}
+        own: dict[str, Any] = {"attention_out_bias": has_own} if self._name == "seed_oss" else {}
+        has_norms = "blk.0.attn_q_norm.weight" in self._file.tensors
+        own |= {key: has_norms for key in ("use_qk_norm", "qk_layernorm") if self._name in _WITH_NORMS.get(key, ())}
         return own | {keys.get(self._name, "attention_bias"): has_bias, "mlp_bias": has_last}
 
     def _rotation(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -261,6 +290,19 @@ class _Config:
         if kinds <= {"F32"}:
             return "float32"
         return "float16" if kinds <= set(PLAIN) - {"BF16"} else "bfloat16"
+
+    def _eps(self) -> float:
+        kind = "rms_epsilon" if self._architecture.eps == "rms_norm_eps" else "epsilon"
+        return self._float(f"attention.layer_norm_{kind}")
+
+    def _num_kv_heads(self) -> int | None:
+        """Return the number of heads of keys, which is 0 in layers without attention."""
+        key = self._key("attention.head_count_kv")
+        numbers = self._fields.list_(key) if isinstance(self._fields.get(key), list) else None
+        if not numbers:
+            return self._optional_int("attention.head_count_kv")
+        fields = JsonFields(self._fields.source, {key: [each for each in numbers if each]})
+        return same_in_layers(fields, key)
 
     def _head_dim(self) -> int:
         key, value = self._optional_int("attention.key_length"), self._optional_int("attention.value_length")

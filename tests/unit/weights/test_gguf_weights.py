@@ -80,7 +80,7 @@ def test_every_type_has_the_numbers_that_the_package_says(kind, directory):
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_K", "Q6_K"])
-@pytest.mark.parametrize("family", ["llama3", "qwen2", "mixtral", "gemma3"])
+@pytest.mark.parametrize("family", ["llama3", "qwen2", "mixtral", "gemma3", "stablelm", "glm4_moe", "lfm2_moe"])
 def test_ranks_and_stages_read_their_parts(family, kind, directory):
     where = directory / f"{family}-{kind}"
     checkpoint = make_checkpoint(family, where, **gguf_files.OPTIONS.get(family, {}) | WIDE)
