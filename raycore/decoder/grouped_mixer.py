@@ -1,7 +1,7 @@
 """Attention whose query, key and value projections share a tensor that has the rows of one key-value head after the
 other: those of its query heads, of its key and of its value.
 
-Shape suffixes: O fused query, key and value rows, X anything.
+Shape suffixes: O fused query, key and value rows, K key-value heads, H elements of a head, X anything.
 """
 
 from __future__ import annotations
@@ -51,9 +51,8 @@ class GroupedMixer(AttentionMixer):
 def _order(shape: HeadShape) -> Tensor:
     """Return which row of a checkpoint each row is, in the order of queries, keys and values."""
     num_rows = (shape.num_heads + 2 * shape.num_kv_heads) * shape.head_dim
-    queries, keys, values = (
-        torch.arange(num_rows).view(shape.num_kv_heads, -1, shape.head_dim).split([shape.group, 1, 1], 1)
-    )
+    rows_KXH = torch.arange(num_rows).view(shape.num_kv_heads, -1, shape.head_dim)
+    queries, keys, values = torch.split(rows_KXH, [shape.group, 1, 1], 1)
     return torch.cat([queries.flatten(), keys.flatten(), values.flatten()])
 
 

@@ -34,7 +34,9 @@ _KEYS = {
 _NAMES = TensorNames(
     before_attention="ln_1",
     before_feed_forward="ln_1",
-    **{name: f"attn.{name}_proj" for name in "qkv"},
+    q="attn.q_proj",
+    k="attn.k_proj",
+    v="attn.v_proj",
     o="attn.out_proj",
     up="mlp.fc_in",
     down="mlp.fc_out",

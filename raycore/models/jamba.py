@@ -32,7 +32,9 @@ _KEYS = ("mamba_d_state", "mamba_dt_rank", "mamba_d_conv", "mamba_proj_bias", "m
 _BLOCK = "feed_forward"
 _NAMES = TensorNames(
     before_feed_forward="pre_ff_layernorm",
-    **{name: f"{_BLOCK}.{name}_proj" for name in ("gate", "up", "down")},
+    gate=f"{_BLOCK}.gate_proj",
+    up=f"{_BLOCK}.up_proj",
+    down=f"{_BLOCK}.down_proj",
     last_norm="final_layernorm",
 )
 _EXPERT_NAMES = ExpertNames(_BLOCK, router="router", stacked=StackedNames(_BLOCK))

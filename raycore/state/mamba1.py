@@ -114,7 +114,7 @@ def _update(
 def _update_by_chunk(rates_KC: Tensor, state_1KC: Tensor, *inputs_1L: Tensor) -> Tensor:
     """Update a sequence's state by the tokens of a chunk, block after block. Returns the results [1, L, C]."""
     size = max(1, DECODE_NUMBERS // rates_KC.numel())
-    blocks = zip(*(each_1L[0].split(size) for each_1L in inputs_1L), strict=True)
+    blocks = zip(*(torch.split(each_1L[0], size) for each_1L in inputs_1L), strict=True)
     return torch.cat([_update_by_block(rates_KC, state_1KC[0], *block) for block in blocks])[None]
 
 
