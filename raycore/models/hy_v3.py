@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts, predictors
+from raycore.models.family import DEFAULTS, Family, attention_biases, plain_parts, predictors
 from raycore.models.glm4_moe_lite import layers_with_experts
 from raycore.models.spec import Parts
 from raycore.parts.drafts.models import MtpNames
@@ -47,11 +47,9 @@ def _parts(config: JsonFields) -> Parts:
         size * config.int_("num_shared_experts"), size_key="moe_intermediate_size times num_shared_experts"
     )
     experts = MoeSpec(num_experts(config), num_chosen(config), size, sparse, router, shared, _NAMES)
-    has_bias = config.bool_("attention_bias")
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(config),
         qk_norm="heads",
         moe=experts if any(sparse) else None,
         **predictors(config, MtpNames()),

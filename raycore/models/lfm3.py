@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, attention_biases, plain_parts
 from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.rotation import Rotation, parse_rotation
 from raycore.models.spec import Parts, TensorNames
@@ -79,12 +79,10 @@ def _parts(config: JsonFields) -> Parts:
     )
     window = config.int_("sliding_window") if "sliding_attention" in types else None
     rotations = {each: _rotation(config, each) for each in _TYPES if each != "conv" and each in types}
-    has_bias = config.bool_("attention_bias")
     return plain_parts(
         config,
         gate="silu",
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(config),
         qk_norm="heads",
         layer_windows=[window if each == "sliding_attention" else None for each in types],
         rotations=[rotations.get(each) for each in types],

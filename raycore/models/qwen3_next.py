@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, plain_parts
+from raycore.models.family import DEFAULTS, Family, attention_biases, plain_parts
 from raycore.models.mixers.delta import DeltaSpec
 from raycore.models.mixers.state import state_layers
 from raycore.models.spec import Parts
@@ -78,11 +78,9 @@ def _parts(config: JsonFields, *, is_interleaved: bool, **parts: Any) -> Parts:
         raise config.error("linear_num_value_heads", f"a multiple of linear_num_key_heads={num_k_heads}")
     if config.get("hidden_act") != "silu":
         raise config.error("hidden_act", "silu, which layers with the delta rule need")
-    has_bias = config.bool_("attention_bias")
     return plain_parts(
         config,
-        qkv_bias=has_bias,
-        o_bias=has_bias,
+        **attention_biases(config),
         qk_norm="heads",
         norm_offset=1.0,
         attention_gate="query_rows",

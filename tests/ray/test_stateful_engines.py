@@ -35,8 +35,9 @@ def tokens(llm: LLM, ids: list[list[int]]) -> list[list[int]]:
         ("qwen3_next", {"tensor_parallel_size": 2}),
         ("qwen3_next", {"pipeline_parallel_size": 2}),
         ("minimax", {"tensor_parallel_size": 2}),
+        ("jamba", {"tensor_parallel_size": 2}),
     ],
-    ids=["tensor parallel", "stages", "lightning attention"],
+    ids=["tensor parallel", "stages", "lightning attention", "Mamba-1"],
 )
 def test_ranks_that_share_experts_come_and_go(ray_cluster, checkpoints, family, shape) -> None:
     path, expected = checkpoints[family]
@@ -50,7 +51,7 @@ def test_ranks_that_share_experts_come_and_go(ray_cluster, checkpoints, family, 
                 assert tokens(llm, [prompts()[i] for i in chosen]) == [expected[i] for i in chosen]
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1"])
+@pytest.mark.parametrize("family", ["qwen3_next", "falcon_h1", "jamba"])
 def test_states_are_lost_in_a_sleep_and_with_a_rank_and_computed_again(ray_cluster, checkpoints, family) -> None:
     path, expected = checkpoints[family]
     with LLM(str(path), **OPTIONS) as llm:
