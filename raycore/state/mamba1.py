@@ -17,7 +17,7 @@ from torch.nn import functional
 from raycore.models.mixers.mamba1 import Mamba1Spec
 from raycore.state.recurrence import Recurrence
 from raycore.state.spec import StateStep
-from raycore.state.torch_recurrence import DECODE_NUMBERS, TorchRecurrence
+from raycore.state.torch_recurrence import CHUNK, DECODE_NUMBERS, TorchRecurrence
 from raycore.state.torch_step import TorchSteps, by_token, softplus
 from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES, StepLimits
 
@@ -95,9 +95,10 @@ class Mamba1Recurrence(Recurrence):
         of_token = in_dtype * item_size + (5 * channels + selected) * FLOAT32_BYTES + own.conv_size * INT64_BYTES
         # decays and states: of a copy of each decode's, or of the tokens of a block
         state = own.state_size * channels
-        states = 3 * min(num_seqs * state, max(state, DECODE_NUMBERS)) * FLOAT32_BYTES
-        block = (2 * max(state, DECODE_NUMBERS) + 2 * state) * FLOAT32_BYTES
-        return limits.num_tokens * of_token + max(states + num_seqs * 4 * channels * own.conv_size * item_size, block)
+        most = max(state, DECODE_NUMBERS)
+        decodes = 3 * min(num_seqs * state, most) * FLOAT32_BYTES + num_seqs * 4 * channels * own.conv_size * item_size
+        block = 2 * (min(min(CHUNK, limits.num_tokens) * state, most) + state) * FLOAT32_BYTES
+        return limits.num_tokens * of_token + max(decodes, block)
 
 
 def _update(
