@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
@@ -116,6 +117,38 @@ class AttentionMemory(MixerMemory):
     def _max_partial_blocks(self) -> int:
         limits = self.limits
         return max_partial_blocks(limits.max_model_len, ContextShare(0, limits.context_size, limits.block_size))
+
+
+class SharingMemory(AttentionMemory):
+    """That of `SharingHeads`. One attention computes layers with a source and the source, which counts its memory."""
+
+    def token_numbers(self, *, is_native: bool) -> int:
+        numbers = super().token_numbers(is_native=is_native)
+        if not is_native:
+            return numbers  # which are more copies than there are at a time
+        heads, sources = self._heads, {own.source for own in self.spec.layer_heads} - {None}
+        of_kinds = (each.heads(self.spec, self.tp_size) for each in self.spec.attentions)
+        largest = max(each.num_kv_heads * each.head_dim for each in of_kinds)
+        # copies of normalized heads, and keys and values that wait for later layers
+        copies = 2 * (heads.num_heads + 2 * heads.num_kv_heads) * heads.head_dim
+        return numbers + copies + 2 * len(sources) * largest
+
+    def scratch_bytes(self) -> int:
+        return super().scratch_bytes() if self._is_first else 0
+
+    def attention_bytes(self, windows: Collection[int | None]) -> int:
+        return super().attention_bytes(windows) if self._is_first else 0
+
+    def _of_own_layers(self, windows: Collection[int | None]) -> Collection[int | None]:
+        pairs = zip(self.spec.attention_by_layer, self.spec.layer_windows, strict=True)
+        own = {window for attention, window in pairs if attention is self.mixer.attention}
+        return [window for window in windows if window in own] or windows
+
+    @property
+    def _is_first(self) -> bool:
+        """Whether no earlier kind of layers has the same attention."""
+        kinds: list[Any] = self.spec.mixer_kinds
+        return next(each for each in kinds if each.attention is self.mixer.attention) is self.mixer
 
 
 def exchanged_bytes(memory: MixerMemory, num_heads: int, query_size: int, result_size: int) -> int:

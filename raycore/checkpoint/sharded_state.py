@@ -26,7 +26,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 _SIZES = (
     *("architecture", "num_layers", "hidden_size", "intermediate_size", "num_heads", "num_kv_heads", "head_dim"),
     *("vocab_size", "qk_norm", "sinks", "attention_gate", "state", "latent", "indexer", "moe"),
-    *("is_gated", "parts_alone", "norm", "dense", "layer_heads", "value_dim"),
+    *("is_gated", "parts_alone", "norm", "dense", "layer_heads", "value_dim", "closings", "layer_inputs"),
 )
 """The fields of a `ModelSpec` that the weights depend on, and that config.json decides."""
 _DECIDED = ("qkv_bias", "o_bias", "mlp_bias", "tie_word_embeddings")

@@ -30,6 +30,8 @@ def model_tensors(spec: ModelSpec, has_tensor: Callable[[str], bool]) -> Shapes:
     if not spec.encodes_only:
         yield spec.names.embedding, (spec.vocab_size, spec.hidden_size)
         yield from _norm(spec, spec.names.final_norm)
+    if spec.layer_inputs is not None:
+        yield from part_tensors(spec, spec.layer_inputs, spec.names.roots.model)
     if spec.has_head or (spec.pooling is not None and spec.pooling.uses_head_rows):
         yield spec.names.head, (spec.vocab_size, spec.hidden_size)
     if spec.has_head_bias:

@@ -131,6 +131,8 @@ def check_prompt_embeds(chosen: dict[str, Any], parallel: ParallelConfig, spec: 
         asked = f"{spec.architecture}, which sees images: load only its model of texts (language_model_only=True)"
     elif spec.encoder is not None:
         asked = f"{spec.architecture}, an encoder, whose embeddings depend on more than tokens: omit it"
+    elif (why := spec.why_not("prompt_embeds")) is not None:
+        asked = f"{spec.architecture}, which {why}: omit it"
     elif speculative is not None and speculative.has_model:
         asked = (
             f"speculative_config's method {speculative.method!r}, whose model needs tokens: use 'ngram' or 'suffix', "

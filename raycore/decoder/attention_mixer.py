@@ -45,7 +45,7 @@ class AttentionMixer(Mixer):
         spec, ranks, operations = place.spec, place.ranks, place.operations
         heads = cast("AttentionHeads", spec.attention_by_layer[place.index])
         self._stage_index = place.stage_index
-        self._rotated = rotated_heads(spec, heads, ranks.size)
+        self._rotated = self._rotated_heads(place, heads)
         self._heads = heads.heads(spec, ranks.size)
         self._value_dim, self._value_scale = heads.value_dim, spec.value_scale
         self._is_cached_as_it_is = heads.is_cached_as_it_is(spec)
@@ -67,6 +67,10 @@ class AttentionMixer(Mixer):
             None if weights.gate_XD is None else place.adapt(operations.linear(weights.gate_XD), "attention_gate", None)
         )
         self.o = place.adapt(operations.linear(weights.o_DO, weights.o_bias, ranks), "o", ranks)
+
+    def _rotated_heads(self, place: PartPlace, heads: AttentionHeads) -> list[slice]:
+        """Return which rows of the fused projections are rotated, in heads."""
+        return rotated_heads(place.spec, heads, place.ranks.size)
 
     def __call__(self, x_TI: Tensor, attention: Attention) -> Tensor:
         """Return the result of attention, for the input of the query, key and value projections. Stores the latter."""

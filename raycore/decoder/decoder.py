@@ -19,7 +19,9 @@ from raycore.checkpoint.stages import Stage
 from raycore.decoder.mixer import Mixer
 from raycore.decoder.network import NO_TAPS, ComputeLayer, Network, RunLayers, Taps, WeightParts
 from raycore.layers.feed_forward import FeedForward
+from raycore.layers.handed import Handed
 from raycore.layers.integer_linear import IntegerEmbedding, IntegerLinear
+from raycore.layers.layer_inputs import LayerInputs
 from raycore.layers.operations import Norm, Operations
 from raycore.layers.part_place import Adapt, PartPlace, unadapted
 from raycore.models.spec import BlockSum, ModelSpec
@@ -52,6 +54,7 @@ class Decoder(Network):
         "head_bias_V": "_head_bias_V",
         "final_norm_D": "_final_norm_D",
         "final_norm": "_final_norm",
+        "layer_inputs": "_layer_inputs",
     }
     """Attributes that have weights, by their names in `WeightParts`."""
 
@@ -106,10 +109,14 @@ class Decoder(Network):
         self.num_key_value_numbers = sum(spec.mixers[layer].cached_numbers(spec, ranks.size) for layer in stage.layers)
         self._layers: list[Layer] = []
         experts = experts or SplitExperts(ranks)
-        make = layer_class(spec)
+        make, self._handed = self.layer_class(spec), Handed()
+        self._layer_inputs: LayerInputs | None = None
+        if spec.layer_inputs is not None and weights.layer_inputs is not None:
+            place = PartPlace(spec, 0, 0, ranks, experts, operations)
+            self._layer_inputs = place.make(spec.layer_inputs, weights.layer_inputs)
         for stage_index, layer in enumerate(stage.layers):
             own = weights.layers.pop(0)
-            self._layers.append(make(stage_index, layer, spec, own, ranks, experts, operations, adapters))
+            self._layers.append(make(stage_index, layer, spec, own, ranks, experts, operations, adapters, self._handed))
         self.constants = [layer.mixer.constants for layer in self._layers]
         layers: list[Any] = self._layers
         has_experts = (spec.feed_forwards[layer].has_experts for layer in stage.layers)
@@ -124,7 +131,7 @@ class Decoder(Network):
         taps: Taps = NO_TAPS,
         run_layers: RunLayers | None = None,
     ) -> Tensor:
-        h_TD = self.embed(inputs) if inputs.dim() == 1 else inputs
+        h_TD = self._begun(inputs)
         run_layers = run_layers or _run_one_by_one
         keeps_all = rows_R is None or not self.stage.is_last
         begun, num_whole = 0, len(self._layers) - (not keeps_all)
@@ -135,15 +142,33 @@ class Decoder(Network):
             begun = tapped
         h_TD = run_layers(self._layers[begun:num_whole], h_TD, attention, after_layer)
         if not keeps_all:
+            assert rows_R is not None, "some rows are kept"
+            self._handed.keep_rows(rows_R)
             h_TD = self._layers[-1](h_TD, attention, rows_R)
         if not self.stage.is_last:
             return h_TD
-        num_layers = self.stage.layers.stop
+        h_TD, num_layers = self._ended(h_TD), self.stage.layers.stop
         if num_layers in taps:
             taps[num_layers](h_TD)
         h_TD = self._final_norm(h_TD)
         if num_layers + 1 in taps:
             taps[num_layers + 1](h_TD)
+        return h_TD
+
+    @classmethod
+    def layer_class(cls, spec: ModelSpec) -> type[Layer]:
+        """Return the class of a model's layers."""
+        return layer_class(spec)
+
+    def _begun(self, inputs: Tensor) -> Tensor:
+        """Return the input of the first layer for what `forward` gets."""
+        h_TD = self.embed(inputs) if inputs.dim() == 1 else inputs
+        if self._layer_inputs is not None:
+            self._handed.begin(self._layer_inputs(inputs, h_TD))
+        return h_TD
+
+    def _ended(self, h_TD: Tensor) -> Tensor:
+        """Return the input of the last norm for the output of the last layer."""
         return h_TD
 
     @property
@@ -185,6 +210,7 @@ class Decoder(Network):
             final_norm_D=self._final_norm_D if self.stage.is_last else None,
             layers=[],
             head_bias_V=self._head_bias_V,
+            layer_inputs=None if self._layer_inputs is None else self._layer_inputs.weights(),
         )
 
     def layer_weights(self, index: int) -> LayerWeights:
@@ -254,12 +280,14 @@ class Layer:
         experts: ExpertRanks,
         operations: Operations,
         adapters: Adapters | None = None,
+        handed: Handed | None = None,
     ) -> None:
         """
         Args:
             stage_index: the layer's index among those of the stage.
             index: the layer's index among those of the model.
             adapters: see `Decoder`.
+            handed: what the layers of the network hand to later ones. None: nothing.
         """
         self._stage_index = stage_index
         self._residual_multiplier = spec.residual_multiplier
@@ -273,7 +301,7 @@ class Layer:
             if adapters is None
             else lambda linear, name, ranks: adapters.around(linear, (stage_index, name), ranks)
         )
-        place = PartPlace(spec, index, stage_index, ranks, experts, operations, adapt)
+        place = PartPlace(spec, index, stage_index, ranks, experts, operations, adapt, handed or Handed())
         self.mixer: Mixer = place.make(spec.mixers[index], weights.mixer)
         self.feed_forward: FeedForward = place.make(spec.feed_forwards[index], weights.feed_forward)
 

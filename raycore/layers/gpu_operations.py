@@ -116,7 +116,8 @@ class _GroupedExperts:
     def _route(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
         spec, router = self._spec, self.router
         logits_NE, correction_E = router.logits(x_ND), router.correction_E
-        return experts.route(logits_NE, spec.num_experts_per_tok, spec.router, x_ND.dtype, correction_E)
+        weights_NK, ids_NK = experts.route(logits_NE, spec.num_experts_per_tok, spec.router, x_ND.dtype, correction_E)
+        return router.scaled(weights_NK, ids_NK), ids_NK
 
     def weights_of(self, expert: int) -> ExpertWeights:
         return self._stacked.map_tensors(lambda each: each[expert - self._first])

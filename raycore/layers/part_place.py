@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from raycore.class_paths import import_path
+from raycore.layers.handed import Handed
 from raycore.layers.linear import Linear
 from raycore.layers.operations import Operations
 from raycore.models.layer_part import LayerPart
@@ -38,6 +39,8 @@ class PartPlace:
     """The ranks that share experts."""
     operations: Operations
     adapt: Adapt = unadapted
+    handed: Handed = field(default_factory=Handed)
+    """What the layers of the network hand to later ones."""
     one: LayerPart | None = None
     """The part that is made, if the layer has two mixers. None: it has one."""
 

@@ -86,7 +86,7 @@ class DenseSpec(FeedForwardSpec, frozen=True):
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
     ) -> tuple[FusedLinear, ...]:
-        names, size, hidden = model.names, model.intermediate_size, whole("", num_inputs or model.hidden_size)
+        names, size, hidden = model.names, self.width(model), whole("", num_inputs or model.hidden_size)
         own = (divided(name, size, tp_rank, tp_size) for name in (names.gate, names.up))
         gate, up = stored_together(names.gate_up, *own)
         gate_up, down = (gate, up) if model.is_gated else (up,), whole(names.down, model.hidden_size)
@@ -96,16 +96,20 @@ class DenseSpec(FeedForwardSpec, frozen=True):
             FusedLinear("down_DF", (down,), gate, "down_bias", biased, reads_divided=True, adapted="down"),
         )
 
+    def width(self, model: ModelSpec) -> int:
+        """Return the intermediate size."""
+        return model.intermediate_size
+
     def split_sizes(self, model: ModelSpec, *, expert_parallel: bool) -> dict[str, int]:
         return {"intermediate_size": model.intermediate_size}
 
     def sizes(self, model: ModelSpec, tp_size: int) -> dict[str, int]:
-        return {"feed-forward dimensions": model.intermediate_size // tp_size}
+        return {"feed-forward dimensions": self.width(model) // tp_size}
 
     def token_bytes(
         self, model: ModelSpec, mixed: int, tp_size: int, item_size: int, num_engines: int, *, is_native: bool
     ) -> int:
-        own = (3 if is_native else 4) * model.intermediate_size // tp_size * item_size
+        own = (3 if is_native else 4) * self.width(model) // tp_size * item_size
         return max(mixed, own) if is_native else mixed + own
 
 
@@ -178,6 +182,8 @@ NO_FEED_FORWARD = NoFeedForward()
 
 def feed_forwards_of(model: ModelSpec) -> list[FeedForwardSpec]:
     """Return the feed-forward parts, by layer of the model."""
+    if model.closings:
+        return [*model.closings]
     moe, dense = model.moe, _DENSE_PARTS[model.dense]
     parts = [dense] * model.num_layers if moe is None else [moe if each else dense for each in moe.sparse_layers]
     alone = model.parts_alone or [None] * len(parts)

@@ -21,10 +21,21 @@ from raycore.models.rows import Rows
 if TYPE_CHECKING:
     from raycore.models.spec import ModelSpec  # it has layers
 
-Refusable = Literal["kv_transfer", "draft_model", "graphs", "roofline", "fp8", "int8", "context_parallel"]
+Refusable = Literal[
+    "kv_transfer",
+    "draft_model",
+    "graphs",
+    "roofline",
+    "fp8",
+    "int8",
+    "context_parallel",
+    "stages",
+    "prompt_embeds",
+    "heads",
+]
 """What a part may not work with: connectors, being a draft model's, CUDA graphs, a simulation by its sizes alone,
-products in fp8, weights that are rounded to integers while they are read, or workers with other tokens of a sequence.
-"""
+products in fp8, weights that are rounded to integers while they are read, workers with other tokens of a sequence,
+stages of a pipeline, embeddings in place of tokens, or heads that draft with hidden states between layers."""
 
 
 ROWS = 0

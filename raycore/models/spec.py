@@ -30,6 +30,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from raycore.errors import InvalidConfig
+from raycore.models.closing import ClosingSpec, LayerInputsSpec
 from raycore.models.encoder_spec import EncoderSpec
 from raycore.models.feed_forward import FeedForwardSpec, feed_forwards_of
 from raycore.models.layer_part import LayerPart, Refusable
@@ -42,8 +43,9 @@ from raycore.models.mixers.spec import MixerSpec
 from raycore.models.quantization import Quantization
 from raycore.models.rotation import Rotation
 from raycore.models.rows import Rows, divided, whole
+from raycore.models.streams import StreamsSpec
 from raycore.parts.drafts.models import MtpNames
-from raycore.parts.experts.models import MoeSpec
+from raycore.parts.experts.models import ClosingMoeSpec, MoeSpec
 from raycore.parts.images.models import VisionSpec
 from raycore.parts.pooling.models.pooling import PoolingSpec
 
@@ -264,6 +266,9 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     is_rotated_first: bool = False
     """Whether heads get their norms, `heads` or `unit` ones, after the rotation instead. Plain torch rotates them
     then."""
+    norms_values: bool = False
+    """Whether value heads get an RMS norm without weights. Then heads have norms (`heads`) before the rotation, and
+    layers may read the keys and values of others: see `LayerHeads.source`."""
     layer_heads: list[LayerHeads] = []
     """What each layer's attention has of its own. Empty: all layers have the same heads."""
     value_dim: int | None = None
@@ -291,6 +296,10 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     activation that `gate` names."""
     dense: Literal["plain", "scaled", "xielu"] = "plain"
     """The kind of dense feed-forward parts. With `xielu`, this activation is in the place of `gate`, without a gate."""
+    closings: list[ClosingSpec | StreamsSpec] = []
+    """By layer: its feed-forward part, which ends the layer. Empty: there are no such parts."""
+    layer_inputs: LayerInputsSpec | None = None
+    """What makes the inputs of their own that layers have. None: they have none."""
     mlp_multipliers: tuple[float, float] = (1.0, 1.0)
     """What the gate of parts of the kind `scaled`, before its activation, and their results are multiplied by."""
     encoder: EncoderSpec | None = None
@@ -329,7 +338,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     parts_alone: list[Literal["mixer", "feed_forward"] | None] = []
     """By layer: the part that it has alone, without the other one and the norms around that. None: it has both. Empty:
     all layers have both."""
-    moe: MoeSpec | None = None
+    moe: MoeSpec | ClosingMoeSpec | None = None
     """The experts of the sparse layers; None for a dense model. `intermediate_size` is that of dense layers."""
     num_predictors: int = 0
     """How many layers after the last one predict further tokens. Checkpoints have them, and `mtp` says whether one can

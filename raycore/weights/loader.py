@@ -74,6 +74,8 @@ class DecoderWeights:
     """The stage's layers."""
     head_bias_V: torch.Tensor | None = None
     """None before the last stage, and where the head has no bias."""
+    layer_inputs: LayerPartWeights | None = None
+    """None: see `Parts.layer_inputs`, or the stage isn't the first."""
     vision: dict[str, torch.Tensor] | None = None
     """Those of the encoder of images, by the keys of `VisionTensor`. None: there is none, or the stage isn't the first.
     """
@@ -209,8 +211,13 @@ class RankLayout:
             final_norm_D=self.norm(names.final_norm) if share.has_head else None,
             layers=[self.layer(index, names.layer(index)) for index in share.layers],
             head_bias_V=self._vocabulary(names.head_bias) if share.has_head and self._spec.has_head_bias else None,
+            layer_inputs=self._layer_inputs() if share.has_embedding else None,
             vision=self._vision() if self._spec.vision is not None and share.is_first else None,
         )
+
+    def _layer_inputs(self) -> LayerPartWeights | None:
+        part = self._spec.layer_inputs
+        return None if part is None else self.part(part, self._spec.names.roots.model)
 
     def _vision(self) -> dict[str, torch.Tensor]:
         from raycore.parts.images.weights import vision_weights  # imported lazily: most models have none

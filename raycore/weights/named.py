@@ -23,6 +23,9 @@ def named_weights(weights: DecoderWeights, first_layer: int = 0) -> Iterator[tup
         yield "lm_head.bias", weights.head_bias_V
     if weights.final_norm_D is not None:
         yield "model.norm.weight", weights.final_norm_D
+    for name, weight in () if weights.layer_inputs is None else weights.layer_inputs.named():
+        if weight is not None:
+            yield f"model.{name}", weight
     for key, weight in (weights.vision or {}).items():
         yield f"vision.{key}", weight
     for index, layer in enumerate(weights.layers, start=first_layer):

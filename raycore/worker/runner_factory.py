@@ -247,8 +247,9 @@ def _plain_attention(
     setup, stage = core.setup, core.setup.stage.layers
     spec = setup.config.model.spec
     kept = WorkerCacheSpec(layer_cache_specs(setup, stage), stage.start)
+    own_pages = cache.layout.pages(kept)
     pages = CachePages(
-        cache.layout.pages(kept),
+        {layer - stage.start: own_pages[spec.mixers[layer].kept_by(layer) - stage.start] for layer in layers},
         cache.num_blocks,
         setup.config.cache.block_size,
         setup.backend.cache_dtype,
@@ -277,6 +278,7 @@ def _alike_attention(
     """Return attention of these layers of the model, which have the same heads."""
     setup, model, groups = core.setup, core.model, core.groups
     scheduler, indexes = setup.config.scheduler, [layer - setup.stage.layers.start for layer in layers]
+    kept_by = [setup.config.model.spec.mixers[layer].kept_by(layer) for layer in layers]
     spec = AttentionSpec.of(
         setup.config.model.spec,
         setup.rank.tp_size,
@@ -293,7 +295,7 @@ def _alike_attention(
         max_model_len=scheduler.max_model_len,
         max_num_seqs=scheduler.max_num_seqs,
         max_rows=max_rows,
-        groups=[[layers.index(layer) for layer in group.layers if layer in layers] for group in cache.layout.groups],
+        groups=[[index for index, kept in enumerate(kept_by) if kept in group.layers] for group in cache.layout.groups],
         blocks_in_pages=[pages.blocks_in_page(spec.heads, index) for index in indexes],
         context=groups.context,
     )

@@ -36,6 +36,10 @@ class LayerHeads(msgspec.Struct, frozen=True, kw_only=True):
     head_dim: int | None = None
     value_dim: int | None = None
     sinks: bool | None = None
+    values_are_keys: bool = False
+    """Whether values are what the projection of keys makes, before norms and rotations. There is none of values."""
+    source: int | None = None
+    """The layer of the model whose keys and values it reads, with `Parts.norms_values`. None: its own."""
     heads_key: str = "num_attention_heads"
     """How `num_heads` follows from config.json."""
     kv_heads_key: str = "num_key_value_heads"
@@ -55,6 +59,8 @@ class AttentionHeads(MixerSpec, frozen=True):
     """See `Parts.sinks`."""
     heads_key: str = "num_attention_heads"
     kv_heads_key: str = "num_key_value_heads"
+    values_are_keys: bool = False
+    """See `LayerHeads`."""
 
     computed_by: ClassVar[str] = "raycore.decoder.attention_mixer.AttentionMixer"
     weights_class: ClassVar[str] = "raycore.weights.attention_weights.AttentionWeights"
@@ -166,7 +172,7 @@ class AttentionHeads(MixerSpec, frozen=True):
             names.qkv,
             divided(names.q, self.num_heads * self.query_rows(model), tp_rank, tp_size),
             self._keys(names.k, self.head_dim, tp_rank, tp_size),
-            self._keys(names.v, self.value_dim, tp_rank, tp_size),
+            *([] if self.values_are_keys else [self._keys(names.v, self.value_dim, tp_rank, tp_size)]),
         )
 
     def _gate(self, model: ModelSpec, read: Rows, tp_rank: int, tp_size: int) -> list[FusedLinear]:
@@ -251,8 +257,9 @@ def heads_of(model: ModelSpec) -> list[AttentionHeads]:
     return [made[sizes[own]] for own in model.layer_heads]
 
 
-def _sizes(heads: AttentionHeads) -> tuple[int, int, int, int, bool]:
-    return heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.value_dim, heads.sinks
+def _sizes(heads: AttentionHeads) -> tuple[int, int, int, int, bool, bool]:
+    sizes = heads.num_heads, heads.num_kv_heads, heads.head_dim, heads.value_dim
+    return *sizes, heads.sinks, heads.values_are_keys
 
 
 def _heads(model: ModelSpec, own: LayerHeads, kind: type[AttentionHeads]) -> AttentionHeads:
@@ -266,4 +273,5 @@ def _heads(model: ModelSpec, own: LayerHeads, kind: type[AttentionHeads]) -> Att
         sinks=model.sinks if own.sinks is None else own.sinks,
         heads_key=own.heads_key,
         kv_heads_key=own.kv_heads_key,
+        values_are_keys=own.values_are_keys,
     )

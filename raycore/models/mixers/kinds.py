@@ -22,6 +22,7 @@ from raycore.models.mixers.mamba1 import Mamba1Spec
 from raycore.models.mixers.mamba2 import Mamba2Spec
 from raycore.models.mixers.no_mixer import NO_MIXER
 from raycore.models.mixers.selecting import Indexer, selecting_heads
+from raycore.models.mixers.sharing import sharing_by_layer
 from raycore.models.mixers.short_conv import ShortConvSpec
 from raycore.models.mixers.spec import MixerSpec
 
@@ -57,14 +58,17 @@ def attentions_of(model: ModelSpec) -> list[AttentionHeads | LatentHeads]:
 def kinds_of(model: ModelSpec) -> list[MixerSpec]:
     """Return what mixes tokens in some layer of the model, each one once."""
     attends = model.state is None or any(mixer.cached_numbers(model, 1) for mixer in model.mixers)
-    kinds: list[MixerSpec] = [*(model.attentions if attends else []), *([] if model.state is None else [model.state])]
+    of_attention: list[MixerSpec] = [*model.attentions]
+    if model.norms_values:
+        of_attention = list({id(each): each for each in model.mixers}.values())
+    kinds: list[MixerSpec] = [*(of_attention if attends else []), *([] if model.state is None else [model.state])]
     return [*kinds, NO_MIXER] if "feed_forward" in model.parts_alone else kinds
 
 
 def mixers_of(model: ModelSpec) -> list[MixerSpec]:
     """Return what mixes tokens, by layer of the model."""
     attention, state = model.attention_by_layer[: model.num_layers], model.state
-    mixers: list[MixerSpec] = [*attention]
+    mixers: list[MixerSpec] = [*(sharing_by_layer(model) if model.norms_values else attention)]
     if state is not None:
         mixers = [state if each else own for each, own in zip(state.layers, attention, strict=True)]
     alone = model.parts_alone or [None] * len(mixers)

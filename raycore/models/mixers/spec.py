@@ -113,12 +113,16 @@ class MixerSpec(LayerPart, frozen=True):
         config.json."""
         return {}
 
+    def kept_by(self, layer: int) -> int:
+        """Return the layer of the model whose blocks have what the model's layer `layer` reads of earlier tokens."""
+        return layer
+
     def cached(self, model: ModelSpec, layer: int) -> Cached:
         """Return what the model's layer keeps in blocks."""
         return NOTHING_CACHED
 
     def cached_numbers(self, model: ModelSpec, tp_size: int) -> int:
-        """Return how many numbers a layer keeps in blocks of one token on a rank."""
+        """Return how many numbers of one token a layer reads in blocks on a rank."""
         return 0
 
     def cached_beside(self, model: ModelSpec) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "MXFP4_NUMBERS",
     "MXFP4_SCALES",
+    "ClosingMoeSpec",
     "ExpertChoice",
     "ExpertNames",
     "ExpertShare",
@@ -29,6 +30,7 @@ import msgspec
 from msgspec.structs import replace
 
 from raycore.json_fields import JsonFields
+from raycore.models.closing import ClosingSpec, closing_bytes, closing_linears, closing_vectors
 from raycore.models.feed_forward import FeedForwardSpec, HasTensor
 from raycore.models.layer_part import ROWS, PartTensor, Refusable
 from raycore.models.linears import FusedLinear
@@ -134,7 +136,7 @@ class SharedExperts(msgspec.Struct, frozen=True):
     """How `intermediate_size` follows from config.json."""
 
 
-class MoeSpec(FeedForwardSpec, frozen=True):
+class MoeSpec(FeedForwardSpec, frozen=True, tag=True):
     """A decoder's sparse layers, where a router sends each token to a few of many small networks, the experts."""
 
     num_experts: int
@@ -308,6 +310,46 @@ class MoeSpec(FeedForwardSpec, frozen=True):
         """
         first, end = (rank * self.num_experts // ep_size for rank in (ep_rank, ep_rank + 1))
         return ExpertShare(range(first, end), range(self.intermediate_size))
+
+
+class ClosingMoeSpec(MoeSpec, frozen=True, kw_only=True):
+    """Experts beside a dense network, in parts that end the layers of a model, all of which have them.
+
+    The dense network is that of shared experts. It reads hidden states after the layer's norm, experts read them after
+    another norm, and the router after one without weights. Both results are normalized and added.
+    """
+
+    end: ClosingSpec
+
+    computed_by: ClassVar[str] = "raycore.parts.experts.layers.closing_sparse.ClosingSparse"
+    weights_class: ClassVar[str] = "raycore.parts.experts.layers.closing_sparse.ClosingMoeWeights"
+    described: ClassVar[str] = "has experts beside a dense network"
+
+    def linears(
+        self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
+    ) -> tuple[FusedLinear, ...]:
+        return super().linears(model, tp_rank, tp_size, num_inputs) + closing_linears(self.end, model)
+
+    def vectors(self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1) -> tuple[PartTensor, ...]:
+        num, hidden = self.num_experts, model.hidden_size
+        norms = {
+            "dense_after_D": "post_feedforward_layernorm_1.weight",
+            "experts_before_D": "pre_feedforward_layernorm_2.weight",
+            "experts_after_D": "post_feedforward_layernorm_2.weight",
+            "router_scale_D": "router.scale",
+        }
+        return (
+            PartTensor("router_ED", (whole("router.proj.weight", num),), (ROWS, hidden)),
+            PartTensor("scales_E", (whole("router.per_expert_scale", num),)),
+            *(PartTensor(field, (whole(name, hidden),)) for field, name in norms.items()),
+            *closing_vectors(self.end, model),
+        )
+
+    def token_bytes(
+        self, model: ModelSpec, mixed: int, tp_size: int, item_size: int, num_engines: int, *, is_native: bool
+    ) -> int:
+        own = super().token_bytes(model, mixed, tp_size, item_size, num_engines, is_native=is_native)
+        return own + (1 + num_engines) * closing_bytes(self.end, model, item_size)
 
 
 def _rows_of_rank(num_rows: int, tp_rank: int, tp_size: int) -> range:

@@ -76,6 +76,8 @@ class MoeWeights(LayerPartWeights):
     shared_gate_1D: torch.Tensor | None = None
     """The weight of the gate of their result, which every rank has whole."""
     router_bias_E: torch.Tensor | None = None
+    scales_E: torch.Tensor | None = None
+    """Multiply the weights that the router gives to experts."""
     gate_up_bias_EF: torch.Tensor | None = None
     down_bias_ED: torch.Tensor | None = None
     """None on ranks that don't have the first row of each expert, because the sum over ranks must include it once."""
@@ -83,6 +85,7 @@ class MoeWeights(LayerPartWeights):
     NAMES: ClassVar[Mapping[str, str]] = {
         "router_ED": "mlp.gate.weight",
         "router_bias_E": "mlp.gate.bias",
+        "scales_E": "mlp.gate.per_expert_scale",
         "correction_E": "mlp.gate.e_score_correction_bias",
         "into_ID": "mlp.fc1_latent_proj.weight",
         "out_DI": "mlp.fc2_latent_proj.weight",

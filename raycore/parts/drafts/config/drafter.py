@@ -74,6 +74,10 @@ def resolve_drafter(
     if config.method == "draft_model":
         spec, head = without_vision(load_model_spec(path)), None
         _check_draft_model(path, spec, target, expert_parallel=expert_parallel)
+    elif (why := target.why_not("heads")) is not None:
+        raise _error(
+            f"method={config.method!r} can't be used with {target.architecture}, which {why}: use another method"
+        )
     else:
         spec, head = (
             load_eagle3_spec(path, target)

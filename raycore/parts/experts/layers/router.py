@@ -30,6 +30,8 @@ class TorchRouter:
         self._dtype = weights.router_ED.dtype
         self.linear = operations.linear(weights.router_ED, weights.router_bias_E)
         correction_E = weights.correction_E
+        scales_E = weights.scales_E
+        self.scales_E = None if scales_E is None else scales_E.to(operations.device)
         self.correction_E = None if correction_E is None else correction_E.to(operations.device)
 
     def __call__(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
@@ -52,7 +54,11 @@ class TorchRouter:
             weights_NK /= sums_N1 + router.least_sum if router.scores == "sigmoid" else sums_N1
         if router.scaling != 1.0:
             weights_NK *= router.scaling
-        return weights_NK.to(x_ND.dtype), ids_NK
+        return self.scaled(weights_NK, ids_NK).to(x_ND.dtype), ids_NK
+
+    def scaled(self, weights_NK: Tensor, ids_NK: Tensor) -> Tensor:
+        """Return weights, each multiplied by the number of its expert, if experts have one."""
+        return weights_NK if self.scales_E is None else weights_NK * self.scales_E[ids_NK]
 
     def logits(self, x_ND: Tensor) -> Tensor:
         """Return the logits [N, E]."""

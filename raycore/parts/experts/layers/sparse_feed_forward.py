@@ -69,14 +69,21 @@ class SparseFeedForward(FeedForward):
         return ExpertWeights(empty(num_rows, width), empty(width, size), *biases)
 
     def apply(self, x_TD: Tensor) -> Tensor:
-        x_ND = self._ranks.gather(x_TD, self._is_last)
-        out_NI = self.experts(x_ND, x_ND if self._into is None else self._into(x_ND))
-        if self.experts.in_parts and isinstance(self._ranks, SplitExperts):
-            out_TI = self._ranks.ranks.sum_parts([out_NI]).to(x_TD.dtype)
-        else:
-            out_TI = self._ranks.reduce(out_NI.to(x_TD.dtype), self._is_last)
+        out_TI = self._of_experts(x_TD)
         out_TD = self._with_shared(out_TI if self._out is None else self._out(out_TI), x_TD)
         return out_TD if self._spec.multiplier == 1.0 else out_TD.mul_(self._spec.multiplier)
+
+    def _of_experts(self, x_TD: Tensor) -> Tensor:
+        """Return the sum of the results of a token's experts, of all ranks."""
+        x_ND = self._ranks.gather(x_TD, self._is_last)
+        out_NI = self.experts(*self._inputs(x_ND))
+        if self.experts.in_parts and isinstance(self._ranks, SplitExperts):
+            return self._ranks.ranks.sum_parts([out_NI]).to(x_TD.dtype)
+        return self._ranks.reduce(out_NI.to(x_TD.dtype), self._is_last)
+
+    def _inputs(self, x_ND: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what the router and what experts read."""
+        return x_ND, x_ND if self._into is None else self._into(x_ND)
 
     def _with_shared(self, out_TD: Tensor, x_TD: Tensor) -> Tensor:
         """Add the result of shared experts to that of the others."""
@@ -93,7 +100,7 @@ class SparseFeedForward(FeedForward):
     def weights(self) -> MoeWeights:
         router, nothing = self.experts.router, self._nothing_0D.new_empty(0, 0, 0)
         found = MoeWeights(_plain(router.linear), 0, nothing, nothing, router.correction_E)
-        found.router_bias_E = router.linear.bias
+        found.router_bias_E, found.scales_E = router.linear.bias, router.scales_E
         if self._into is not None and self._out is not None:
             found.into_ID, found.out_DI = self._into.weight, self._out.weight
         if self._shared is not None:
