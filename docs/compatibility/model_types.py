@@ -39,6 +39,9 @@ OTHER_TYPES = (
 NOTES: Mapping[str, str] = {
     "bailing_hybrid": "only if the gates of experts have no limits",
     "gemma3": "with images",
+    "gemma3n": "the texts",
+    "gemma4": "the texts",
+    "gemma4_unified": "the texts",
     "kimi_k25": "the texts",
     "llama4": "the texts",
     "mistral3": "the texts",
@@ -51,7 +54,6 @@ NOTES: Mapping[str, str] = {
     "qwen3_vl": "with images",
     "qwen3_vl_moe": "with images",
     "step3p7": "the texts",
-    "gemma4_text": "only if all layers have heads of one size, unlike the models that there are",
     "laguna": "without caps of router logits",
     "falcon": "without a bias of positions (ALiBi)",
     "falcon_mamba": "residuals are in the model's data type, whatever `residual_in_fp32` says",
@@ -95,8 +97,5 @@ REASONS: Mapping[str, tuple[str, ...]] = {
     _DRAFTS: ("gemma4_assistant", "gemma4_unified_assistant"),
     _OWN_PARTS: ("axk2", "cohere_compass_text", "dbrx", "dots3_note", "dots3_note_text", "lara_mini"),
     _SELECTED: ("deepseek_v4", "hy_v4", "qwen4_exp", "qwen4_exp_text"),
-    "layers that share keys and values, and embeddings of each layer": (
-        *("gemma3n", "gemma3n_text", "gemma4", "gemma4_unified"),
-    ),
 }
 """Why types are refused, by reason."""

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from raycore.weights.object_parts import StepObject
 
-class Handed:
+
+class Handed(StepObject):
     """That of one network. Layers read what has been set in the same step."""
 
     def __init__(self) -> None:

@@ -15,6 +15,8 @@ from raycore.json_fields import JsonFields
 from raycore.models.deepseek_v3 import DEEPSEEK_V3
 from raycore.models.family import Family, check_known
 from raycore.models.gemma3 import GEMMA3
+from raycore.models.gemma3n import GEMMA3N
+from raycore.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from raycore.models.llama4 import LLAMA4
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
@@ -33,6 +35,7 @@ _OTHER_ROOTS = [Roots("model.language_model.", "lm_head")]
 _IMAGES = r"(model\.)?(vision_tower|multi_modal_projector)\..*"
 _QWEN_ROOTS = Roots("model.language_model.", "lm_head")
 _QWEN_IMAGES = r"(model\.)?visual\..*"
+_GEMMA4_IMAGES = r"(model\.)?(vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio)\..*"
 _KIMI_IMAGES = r"(model\.)?(vision_tower|mm_projector)\..*"
 _LLAMA_IMAGES = r"(model\.)?(vision_model|multi_modal_projector)\..*"
 _STEP_IMAGES = r"(model\.)?(vision_model|vit_large_projector|multi_modal_projector)\..*"
@@ -120,6 +123,11 @@ def _qwen3_moe_parts(config: JsonFields) -> Parts:
 
 
 GEMMA3_MULTIMODAL = Family(text_families={"gemma3_text": _as_tied_text(GEMMA3)}, vision=gemma3_vision)
+GEMMA3N_MULTIMODAL = Family(text_families={"gemma3n_text": _as_text(GEMMA3N, _QWEN_ROOTS, [Roots()], _GEMMA4_IMAGES)})
+GEMMA4_MULTIMODAL = Family(text_families={"gemma4_text": _as_text(GEMMA4, _QWEN_ROOTS, [Roots()], _GEMMA4_IMAGES)})
+GEMMA4_UNIFIED_MULTIMODAL = Family(
+    text_families={"gemma4_unified_text": _as_text(GEMMA4_UNIFIED, _QWEN_ROOTS, [Roots()], _GEMMA4_IMAGES)}
+)
 _KIMI_TEXT = _as_text(DEEPSEEK_V3, images=_KIMI_IMAGES, tie_word_embeddings=True)
 KIMI_K25 = Family(text_families={"deepseek_v3": _KIMI_TEXT, "kimi_k2": _KIMI_TEXT})
 LLAMA4_MULTIMODAL = Family(text_families={"llama4_text": _as_text(LLAMA4, images=_LLAMA_IMAGES)})

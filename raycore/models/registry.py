@@ -47,6 +47,8 @@ from raycore.models.family import Family, converted, plugin_families, plugin_fam
 from raycore.models.gemma import GEMMA
 from raycore.models.gemma2 import GEMMA2
 from raycore.models.gemma3 import GEMMA3
+from raycore.models.gemma3n import GEMMA3N
+from raycore.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from raycore.models.glm4 import GLM, GLM4
 from raycore.models.glm4_moe import GLM4_MOE
 from raycore.models.glm4_moe_lite import GLM4_MOE_LITE
@@ -81,6 +83,9 @@ from raycore.models.mistral4 import MISTRAL4
 from raycore.models.mixtral import MIXTRAL
 from raycore.models.multimodal import (
     GEMMA3_MULTIMODAL,
+    GEMMA3N_MULTIMODAL,
+    GEMMA4_MULTIMODAL,
+    GEMMA4_UNIFIED_MULTIMODAL,
     KIMI_K25,
     LLAMA4_MULTIMODAL,
     MISTRAL3,
@@ -144,6 +149,12 @@ FAMILIES: Mapping[str, Family] = {
     "Gemma2ForCausalLM": GEMMA2,
     "Gemma3ForCausalLM": GEMMA3,
     "Gemma3ForConditionalGeneration": GEMMA3_MULTIMODAL,
+    "Gemma3nForCausalLM": GEMMA3N,
+    "Gemma3nForConditionalGeneration": GEMMA3N_MULTIMODAL,
+    "Gemma4ForCausalLM": GEMMA4,
+    "Gemma4ForConditionalGeneration": GEMMA4_MULTIMODAL,
+    "Gemma4UnifiedForCausalLM": GEMMA4_UNIFIED,
+    "Gemma4UnifiedForConditionalGeneration": GEMMA4_UNIFIED_MULTIMODAL,
     "GemmaForCausalLM": GEMMA,
     "Glm4ForCausalLM": GLM4,
     "Glm4MoeForCausalLM": GLM4_MOE,

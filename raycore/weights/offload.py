@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from raycore.errors import RaycoreError
-from raycore.layers.handed import Handed
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.experts.parallel import ExpertParallel
-from raycore.weights.object_parts import named_parts
+from raycore.weights.object_parts import StepObject, named_parts
 
-SHARED = (TensorParallel, ExpertParallel, Handed)
+SHARED = (TensorParallel, ExpertParallel, StepObject)
 """Classes of objects without weights: their buffers may be those of other processes, too, or of a step. Their memory
 stays where it is."""
 

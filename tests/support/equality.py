@@ -174,14 +174,14 @@ CONTEXT_SHAPES = [(2, 1, 2, 1), (4, 1, 2, 1), (4, 1, 4, 1), (2, 2, 2, 1), (1, 1,
 CONTEXT_FAMILIES = {
     (4, 1, 2, 1): (
         *("multi_query", "mistral", "ministral3", "mixtral", "gemma2", "gemma3", "gpt_oss", "laguna", "llama4"),
-        *("qwen3_next", "granitemoehybrid", "lfm2", "falcon_h1", "minimax", "jamba"),
+        *("gemma4", "qwen3_next", "granitemoehybrid", "lfm2", "falcon_h1", "minimax", "jamba"),
     ),
     (2, 1, 2, 1): ("multi_query", "deepseek_v3", "kimi_linear"),
     (2, 2, 2, 1): ("multi_query", "deepseek_v3"),
     (2, 1, 2, 2): ("multi_query", "deepseek_v3"),
     (1, 1, 1, 2): (
         *("llama2", "mistral", "ministral3", "mixtral", "gemma2", "gpt_oss", "deepseek_v3", "mimo_v2_flash", "llama4"),
-        *("qwen3_next", "kimi_linear", "granitemoehybrid", "lfm2", "falcon_h1", "jamba"),
+        *("gemma4", "qwen3_next", "kimi_linear", "granitemoehybrid", "lfm2", "falcon_h1", "jamba"),
     ),
 }
 """Of workers that hold different tokens' keys and values. The other shapes have only the first family here."""

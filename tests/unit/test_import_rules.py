@@ -151,6 +151,9 @@ CIRCLES_OF_TYPES = {
     ("raycore.parts.experts.layers.router", "raycore.layers.operations"),
     # a model's spec has parts, and how large they are depends on the model
     ("raycore.models.feed_forward", "raycore.models.spec"),
+    ("raycore.models.closing", "raycore.models.spec"),
+    ("raycore.models.streams", "raycore.models.spec"),
+    ("raycore.models.mixers.sharing", "raycore.models.spec"),
     ("raycore.models.layer_part", "raycore.models.spec"),
     ("raycore.parts.experts.models", "raycore.models.spec"),
     ("raycore.parts.images.models", "raycore.models.spec"),

@@ -94,12 +94,12 @@ def make_checkpoint(family: str, directory: Path, **sizes: Any) -> Path:
     model = auto_class(config).from_config(config, dtype=torch.float32, attn_implementation="eager")
     for name, parameter in model.named_parameters():
         # transformers starts biases at 0, norms at 1 and so on, which would hide one that isn't applied
-        if name.endswith(("bias", "sinks", "alpha_p", "alpha_n")) or "norm" in name:
+        if name.endswith(("bias", "sinks", "alpha_p", "alpha_n", "router.scale", "per_expert_scale")) or "norm" in name:
             parameter.data += torch.randn_like(parameter) * 0.2
         elif not parameter.any():  # such as a router, which would choose the same experts for all tokens
             parameter.data += torch.randn_like(parameter) * 0.3
     for name, buffer in model.named_buffers():
-        if name.endswith(("e_score_correction_bias", "expert_bias")):
+        if name.endswith(("e_score_correction_bias", "expert_bias", "layer_scalar")):
             buffer += torch.randn_like(buffer) * 0.2
     if toy.config == "GptOssConfig":
         for layer in model.model.layers:

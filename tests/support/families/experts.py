@@ -138,6 +138,29 @@ EXPERTS: dict[str, Toy] = {
         is_plain=True,
     ),
     # experts in groups, chosen by corrected scores; a dense layer first, and shared experts
+    # experts beside a dense network, and inputs of layers
+    "gemma4_experts": Toy(
+        "Gemma4TextConfig",
+        {
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "global_head_dim": 16,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 1,
+            "sliding_window": 17,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": 208,
+            "tie_word_embeddings": False,
+            "enable_moe_block": True,
+            "num_experts": 5,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 40,
+            "initializer_range": 0.1,
+        },
+        {"top_k_experts": 1, "sliding_window": 5},
+    ),
     "glm4_moe": Toy(
         "Glm4MoeConfig",
         {

@@ -20,8 +20,8 @@ from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
 from raycore.worker.rank import RankIdentity
 
-FAMILIES = ["gemma3", "gpt_oss", "mistral", "mimo_v2_flash", "llama4"]
-WITHOUT_DRAFT_MODELS = ["mimo_v2_flash", "llama4"]
+FAMILIES = ["gemma3", "gemma4", "gpt_oss", "mistral", "mimo_v2_flash", "llama4"]
+WITHOUT_DRAFT_MODELS = ["gemma4", "mimo_v2_flash", "llama4"]
 """Layers with different heads, and chunks, can't be those of draft models."""
 BLOCK_SIZE = 4
 NUM_NEW = 60

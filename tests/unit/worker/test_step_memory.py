@@ -79,6 +79,27 @@ DIFFERING = {
     "partial_rotary_factor": 0.5,
 }
 """Layers with different heads."""
+SHARING = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "layer_types": ["full_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
+    "use_double_wide_mlp": True,
+    "num_key_value_heads": 2,
+    "global_head_dim": 64,
+    "vocab_size_per_layer_input": 5000,
+    "hidden_size_per_layer_input": 64,
+}
+"""A layer that reads another's keys and values, and inputs of layers."""
+STREAMS = {
+    "architectures": ["Gemma3nForCausalLM"],
+    "layer_types": ["full_attention", "full_attention"],
+    "num_kv_shared_layers": 1,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "activation_sparsity_pattern": [0.9, 0.0],
+    "vocab_size_per_layer_input": 5000,
+    "hidden_size_per_layer_input": 64,
+}
 KDA = {
     "architectures": ["KimiLinearForCausalLM"],
     "layer_types": ["linear_attention", "full_attention"],
@@ -236,6 +257,12 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
         (DIFFERING, MANY, "float32", False),
         (DIFFERING, BIG, "bfloat16", False),
         (DIFFERING, BIG, "float32", True),
+        (SHARING, MANY, "float32", False),
+        (SHARING, BIG, "bfloat16", False),
+        (SHARING, BIG, "float32", True),
+        (STREAMS, MANY, "float32", False),
+        (STREAMS, BIG, "bfloat16", False),
+        (STREAMS, BIG, "float32", True),
         (STATES, MANY, "float32", False),
         (STATES | DRAFTS, MANY, "bfloat16", False),
         (STATES, BIG, "float32", False),

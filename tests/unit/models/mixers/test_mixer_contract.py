@@ -30,6 +30,7 @@ from raycore.models.mixers.lightning import LightningSpec
 from raycore.models.mixers.mamba1 import Mamba1Spec
 from raycore.models.mixers.no_mixer import NoMixer
 from raycore.models.mixers.selecting import SelectingHeads
+from raycore.models.mixers.sharing import SharingHeads
 from raycore.models.mixers.spec import MixerSpec
 from raycore.models.rows import Rows
 from raycore.models.spec import ModelSpec
@@ -46,12 +47,13 @@ KINDS: list[type[MixerSpec]] = [
     BlockSelectingHeads,
     LatentHeads,
     SelectingHeads,
+    SharingHeads,
     NoMixer,
     *get_args(StateSpec),
 ]
 FAMILIES = [
     *("qwen2", "qwen3", "phi3", "olmo2", "gpt_oss", "minimax_m3", "multi_query", "afmoe", "cohere", "stablelm"),
-    *("mimo_v2_flash", "laguna", "laguna_elements", "lfm3"),
+    *("mimo_v2_flash", "laguna", "laguna_elements", "lfm3", "gemma4", "gemma4_values"),
     *("deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa"),
     *("qwen3_next", "qwen3_5", "granitemoehybrid", "granitemoehybrid_groups"),
     *("kimi_linear", "lfm2", "lfm2_moe", "nemotron_h", "bailing_hybrid"),
@@ -168,7 +170,9 @@ def test_the_states_that_a_rank_allocates_are_the_declared_ones(
 def test_a_layer_keeps_one_thing_or_nothing_and_two_mixers_keep_both(checkpoint: tuple[Path, ModelSpec]) -> None:
     _, spec = checkpoint
     for layer, mixer in enumerate(spec.mixers):
-        has_blocks = mixer.cached(spec, layer).kind != "none"
+        # those of a layer, or of the one whose keys and values it reads
+        has_blocks = spec.mixers[mixer.kept_by(layer)].cached(spec, mixer.kept_by(layer)).kind != "none"
+        assert (mixer.kept_by(layer) == layer) == (mixer.cached(spec, layer).kind != "none") or not has_blocks
         assert has_blocks == (mixer.cached_numbers(spec, 1) > 0)
         assert has_blocks + mixer.keeps_state + mixer.is_null == 1 + isinstance(mixer, BesideSpec)
 
