@@ -43,19 +43,17 @@ class TrainedHead(nn.Module):
         self.token_layernorm, self.hidden_layernorm = nn.RMSNorm(size, eps), nn.RMSNorm(size, eps)
         self.input_proj = nn.Linear(2 * size, size, bias=False)
         self.layer = Qwen2Model(config)
+        self.final_layernorm, self.layer.norm = self.layer.norm, nn.Identity()
 
     def forward(self, embedded_BTD: Tensor, hidden_BTD: Tensor) -> Tensor:
-        """Return the hidden states after the layer and its norm."""
+        """Return the hidden states after the layer, before its norm, for those of the model before its last norm."""
         halves = [self.hidden_layernorm(hidden_BTD), self.token_layernorm(embedded_BTD)]
         return self.layer(inputs_embeds=self.input_proj(torch.cat(halves, -1))).last_hidden_state
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors, by their names in a checkpoint."""
         own = {name: each for name, each in self.state_dict().items() if not name.startswith("layer.embed_tokens")}
-        names = {"layer.layers.0.": "", "layer.norm.": "final_layernorm."}
-        for start, stored in names.items():
-            own = {name.replace(start, stored): each for name, each in own.items()}
-        return {f"{_PREFIX}{name}": each for name, each in own.items()}
+        return {f"{_PREFIX}{name.removeprefix('layer.layers.0.')}": each for name, each in own.items()}
 
 
 def main() -> None:
@@ -101,14 +99,17 @@ def _texts(number: int) -> list[list[int]]:
 
 def _losses(target: Any, head: TrainedHead, texts_BT: Tensor) -> list[Tensor]:
     """Return the losses of the first and of the second draft."""
+    before: list[Tensor] = []
+    hook = target.model.norm.register_forward_pre_hook(lambda _, given: before.append(given[0]))
     with torch.no_grad():
-        hidden_BTD = target.model(texts_BT).last_hidden_state
-        probabilities_BTV = target.lm_head(hidden_BTD).softmax(-1)
+        probabilities_BTV = target(texts_BT).logits.softmax(-1)
+        hook.remove()
+        (hidden_BTD,) = before
         embedded_BTD = target.get_input_embeddings()(texts_BT)
     losses: list[Tensor] = []
     for draft in (1, 2):
         hidden_BTD = head(embedded_BTD[:, draft:], hidden_BTD[:, : texts_BT.shape[1] - draft])
-        found = target.lm_head(hidden_BTD).log_softmax(-1)
+        found = target.lm_head(head.final_layernorm(hidden_BTD)).log_softmax(-1)
         losses.append(kl_div(found.flatten(0, 1), probabilities_BTV[:, draft:].flatten(0, 1), reduction="batchmean"))
     return losses
 
