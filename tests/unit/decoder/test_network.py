@@ -31,7 +31,7 @@ from raycore.attention.spec import Attention
 from raycore.checkpoint.model_spec import load_model_spec
 from raycore.checkpoint.stored_model import fit_model
 from raycore.decoder.decoder import Decoder
-from raycore.decoder.network import ComputeLayer, Network
+from raycore.decoder.network import NO_TAPS, ComputeLayer, Network, Taps, both_taps
 from raycore.encoder import attention as encoder_attention
 from raycore.encoder.encoder import Encoder
 from raycore.encoder.weights import load_encoder_weights
@@ -269,3 +269,18 @@ def test_embeddings_are_multiplied_by_a_rounded_number_if_the_family_rounds_it(i
     ids = torch.arange(SPEC.vocab_size)
     expected = plain.embed(ids).float() * (55.5 if is_rounded else multiplier)
     assert torch.equal(decoder.embed(ids), expected.to(dtype))
+
+
+def test_taps_of_one_layer_are_called_in_their_order() -> None:
+    def adding(number: float) -> Callable[[torch.Tensor], None]:
+        return lambda hidden_TD: hidden_TD.mul_(2).add_(number)  # pyright: ignore[reportReturnType]
+
+    first: Taps = {0: adding(1), 2: adding(3)}
+    then: Taps = {2: adding(5), 4: adding(7)}
+    joined = both_taps(first, then)
+    hidden_TD = {layer: torch.ones(1, 1) for layer in joined}
+    for layer, tap in joined.items():
+        tap(hidden_TD[layer])
+    assert {layer: each.item() for layer, each in hidden_TD.items()} == {0: 3, 2: 15, 4: 9}
+    assert both_taps(first, NO_TAPS) is first
+    assert both_taps(NO_TAPS, then) is then
