@@ -69,10 +69,14 @@ class SelectingMemory(LatentMemory):
 
     def layer_bytes(self, *, is_native: bool) -> int:
         num_heads = self.spec.num_heads // self.tp_size
+        if not is_native:
+            return 0  # that of attention says it
         numbers = 4 * self.spec.hidden_size + self.token_numbers(is_native=is_native)
         # native kernels return parts of attention
         parts = num_heads * (self._latent.rank + 2) * FLOAT32_BYTES
-        return self.limits.num_tokens * (numbers * self.dtype.itemsize + parts) + self._selection_bytes()
+        return (
+            self.limits.num_tokens * (numbers * self.dtype.itemsize + parts) + self._score_bytes() + self._rows_bytes()
+        )
 
     def attention_bytes(self, windows: Collection[int | None]) -> int:
         heads, num_selected = self._selecting, self._selecting.indexer.num_selected
@@ -81,18 +85,20 @@ class SelectingMemory(LatentMemory):
         num_tokens = min(1 if self.batch_invariant else size, self.limits.num_tokens)
         gathered = heads.width * self.dtype.itemsize * (1 if self.dtype == torch.float32 else 2)
         of_token = num_selected * (gathered + 3 * num_heads * FLOAT32_BYTES)
-        return super().attention_bytes(windows) + num_tokens * of_token + self._selection_bytes()
+        return max(super().attention_bytes(windows), num_tokens * of_token, self._score_bytes()) + self._rows_bytes()
 
-    def _selection_bytes(self) -> int:
-        """Return the bytes of the keys of one request, of the scores of some of its tokens, and of all their rows."""
+    def _rows_bytes(self) -> int:
+        """Return the bytes of the rows that all tokens of a step see."""
+        return self.limits.num_tokens * self._selecting.indexer.num_selected * INT64_BYTES
+
+    def _score_bytes(self) -> int:
+        """Return the bytes of an indexer's keys of one request, and of the scores of some of its tokens."""
         limits, indexer = self.limits, self._selecting.indexer
         max_keys = limits.max_model_len + 1
         keys = 2 * max_keys * indexer.head_dim * (self.dtype.itemsize + FLOAT32_BYTES)
         of_token = (indexer.num_heads + 8) * max_keys * FLOAT32_BYTES
         num_tokens = 1 if self.batch_invariant else limits.num_tokens
-        scores = max(of_token, min(SCORE_BYTES, num_tokens * of_token))
-        rows = limits.num_tokens * indexer.num_selected * (FLOAT32_BYTES + 3 * INT64_BYTES)
-        return keys + scores + rows
+        return keys + max(of_token, min(SCORE_BYTES, num_tokens * of_token))
 
     @property
     def _selecting(self) -> SelectingHeads:

@@ -151,6 +151,25 @@ LATENT = {
     "v_head_dim": 32,
     "first_k_dense_replace": 2,
 }
+SELECTING = LATENT | {
+    "architectures": ["DeepseekV32ForCausalLM"],
+    "index_topk": 128,
+    "index_head_dim": 64,
+    "index_n_heads": 16,
+}
+BLOCKS = {
+    "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
+    "text_config": DENSE
+    | {
+        "dense_intermediate_size": 160,
+        "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["dense", "dense"],
+        "rotary_dim": 16,
+        "index_head_dim": 32,
+        "index_block_size": 32,
+        "index_topk_blocks": 4,
+    },
+}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 256, "max_window_layers": 1}
 SEVEN_GROUPS = WINDOWS | {"num_hidden_layers": 7, "sliding_window": 64}
 CAPPED = {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 256}
@@ -291,6 +310,14 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
         (LATENT, BIG, "float32", False),
         (LATENT, BIG, "bfloat16", False),
         (LATENT, BIG, "float32", True),
+        (SELECTING, MANY, "float32", False),
+        (SELECTING, MANY, "bfloat16", False),
+        (SELECTING, BIG, "float32", False),
+        (SELECTING, BIG, "float32", True),
+        (BLOCKS, MANY, "float32", False),
+        (BLOCKS, MANY, "bfloat16", False),
+        (BLOCKS, BIG, "float32", False),
+        (BLOCKS, BIG, "float32", True),
     ],
 )
 @pytest.mark.parametrize("kernels", ["none", pytest.param("auto", marks=needs_kernels)])
