@@ -134,3 +134,13 @@ def test_drafts_are_allowed(configure, tmp_path, method) -> None:
     if guesses["method"] == "draft_model":
         guesses["model"] = str(tmp_path)
     assert configure(prefill_context_parallel_size=2, speculative_config=guesses).max_drafts == 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, {"prefill_context_parallel_size": 2}],
+)
+def test_contexts_of_which_tokens_are_selected_are_not_divided(configure, options: dict[str, int]) -> None:
+    shape = LATENT | {"architectures": ["DeepseekV32ForCausalLM"], "index_head_dim": 16}
+    with pytest.raises(InvalidConfig, match="has attention to selected tokens: omit it"):
+        configure(shape, **options)
