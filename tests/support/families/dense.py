@@ -175,19 +175,20 @@ DENSE: dict[str, Toy] = {
         },
         is_plain=True,
     ),
+    # a pipeline's stage ends before layers that share keys and values
     "gemma4_unified": Toy(
         "Gemma4UnifiedTextConfig",
         {
             "num_key_value_heads": 2,
             "head_dim": 16,
             "global_head_dim": 16,
-            "num_hidden_layers": 4,
-            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_hidden_layers": 5,
+            "layer_types": ["full_attention", "sliding_attention"] * 2 + ["full_attention"],
             "num_kv_shared_layers": 2,
             "sliding_window": 17,
+            "tie_word_embeddings": False,
             "initializer_range": 0.1,
         },
-        is_plain=True,
     ),
     # values that are what keys are made of, fewer key-value heads without windows, and no inputs of layers
     "gemma4_values": Toy(

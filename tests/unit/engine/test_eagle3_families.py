@@ -13,6 +13,7 @@ from families.paths import PATHS
 
 from raycore.config import resolve
 from raycore.engine.core import EngineCore
+from raycore.errors import InvalidConfig
 from raycore.executor.inline import InlineExecutor
 from raycore.messages import EngineRequest
 from raycore.sampling_params import SamplingParams
@@ -20,7 +21,8 @@ from raycore.worker.rank import RankIdentity
 
 ALWAYS = {"num_speculative_tokens": 3, "num_speculative_tokens_per_batch_size": [(1, 8, 3)]}
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-DENSE_FAMILIES = sorted(DENSE | PATHS)
+DENSE_FAMILIES = sorted((DENSE | PATHS).keys() - {"gemma3n"})
+"""Layers of Gemma 3n have several streams of hidden states, which no head reads."""
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +59,12 @@ def test_eagle3_drafts_change_no_token(head: Path, tmp_path: Path, index: int, f
     found, num_drafted = run(path, speculative_config=settings, max_concurrent_batches=1 + index % 2)
     assert found == expected
     assert num_drafted > 30
+
+
+def test_a_head_for_several_streams_of_hidden_states_is_refused(head: Path, tmp_path: Path) -> None:
+    path = make_checkpoint("gemma3n", tmp_path)
+    with pytest.raises(InvalidConfig, match="Gemma3nForCausalLM, which has layers with several streams"):
+        resolve(path, speculative_config={"model": str(head)} | ALWAYS)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
