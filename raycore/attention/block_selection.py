@@ -24,8 +24,9 @@ from raycore.attention.memory import AttentionMemory
 from raycore.attention.selection import IndexedKeys, first_highest
 from raycore.attention.spec import AttentionSpec
 from raycore.models.mixers.block_selecting import BlockSelectingHeads
-from raycore.step.batch import Ints
+from raycore.step.batch import Ints, StepInputs
 from raycore.step.copies import to_device
+from raycore.step.device_batch import StepTensors
 from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES
 
 
@@ -42,20 +43,18 @@ class BlockSelection(IndexedKeys):
         self._store_keys(layer, beside_TX[:, -self._index.head_dim :])
 
     def select(self, layer: int, beside_TX: Tensor) -> Tensor:
-        """Return the tokens in the selected blocks, int64[S, K, P]: block of the cache · its size + place in the block.
-
-        Of those that a token doesn't see, the number is -1.
-        """
+        """Return the blocks that are selected, int32[S, K, C], in their order: the first block of a sequence is 0."""
         index = self._index
         q_TKD = beside_TX[:, : -index.head_dim].reshape(len(beside_TX), index.num_heads, index.head_dim)
         q_SKD = self._of_selecting(self._turned(layer, q_TKD))
-        tokens_SKP = torch.empty((*q_SKD.shape[:2], self.num_seen), dtype=torch.int64, device=self._device)
+        found_SKC = torch.empty((*q_SKD.shape[:2], index.num_selected), dtype=torch.int32, device=self._device)
         for chunk in self._chunks:
             keys_LD = self._keys_of(layer, chunk)
             for some, ends_S in self._pieces(chunk, rows_at_a_time(3 * index.num_heads, len(keys_LD))):
                 scores_SKB = self._scores(q_SKD[some], keys_LD[: int(ends_S[-1])], ends_S)
-                tokens_SKP[some] = self._tokens_in(scores_SKB, ends_S, chunk.block_ids)
-        return tokens_SKP
+                blocks_XC = first_highest(scores_SKB.flatten(0, 1), index.num_selected)
+                found_SKC[some] = blocks_XC.view(*scores_SKB.shape[:2], -1)
+        return found_SKC
 
     def _scores(self, q_SKD: Tensor, keys_LD: Tensor, ends_S: Ints) -> Tensor:
         """Return the scores of the blocks of a sequence, float32[S, K, B]."""
@@ -72,38 +71,51 @@ class BlockSelection(IndexedKeys):
         last_S1B = (ends_S11 - 1) // index.block_size - torch.arange(scores_SKB.shape[2], device=self._device)
         return scores_SKB.masked_fill_((last_S1B >= 0) & (last_S1B < index.num_local), torch.inf)
 
-    def _tokens_in(self, scores_SKB: Tensor, ends_S: Ints, block_ids: Tensor) -> Tensor:
-        """Return what `select` does, for these scores of the blocks of a sequence."""
-        index, block_size = self._index, self._kv.block_size
-        blocks_XB = first_highest(scores_SKB.flatten(0, 1), index.num_selected)
-        offsets = torch.arange(index.block_size, device=self._device)
-        positions_SKP = (blocks_XB.unsqueeze(2) * index.block_size + offsets).view(*scores_SKB.shape[:2], -1)
-        hidden_SKP = positions_SKP >= to_device(ends_S, self._device)[:, None, None]
-        positions_SKP.masked_fill_(hidden_SKP, 0)
-        tokens_SKP = block_ids[positions_SKP // block_size] * block_size + positions_SKP % block_size
-        return tokens_SKP.masked_fill_(hidden_SKP, -1)
-
 
 class BlockRowAttention:
     """Gathers the keys and values of some tokens at a time. Implements `AttendsToRows`."""
 
     def __init__(self, spec: AttentionSpec, kv: KVTensors, *, batch_invariant: bool) -> None:
         """`batch_invariant`: make a token's bits independent of the other tokens, by computing it alone."""
-        self._heads, self._scale, self._kv = spec.heads, spec.scale, kv
+        assert spec.heads.index is not None, "blocks are selected"
+        self._index, self._heads, self._scale, self._kv = spec.heads.index, spec.heads, spec.scale, kv
         self._batch_invariant = batch_invariant
         self._writer = CacheWriter(spec, kv, batch_invariant=batch_invariant)
-        self.begin, self.store = self._writer.begin, self._writer.__call__
+        self._tables_SM = self._slots_S = self._positions_S = torch.empty(0)
+
+    def begin(self, step: StepInputs, tensors: StepTensors) -> None:
+        """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
+        self._writer.begin(step, tensors)
+        self._tables_SM, self._slots_S = tensors.block_tables_SM, tensors.slots_T
+        self._positions_S = tensors.positions_T
+
+    def store(self, layer: int, qkv_TO: Tensor) -> None:
+        """Normalize and rotate queries and keys in place, and store keys and values."""
+        self._writer(layer, qkv_TO)
 
     def attend_to_rows(self, layer: int, q_SX: Tensor, selected_SX: Tensor) -> Tensor:
         """Return the attention of queries to what `BlockSelection.select` has returned, [S, query heads · H]."""
-        heads, num_seen = self._heads, selected_SX.shape[2]
+        heads, num_seen = self._heads, selected_SX.shape[2] * self._index.block_size
         q_SKGH = q_SX.reshape(len(q_SX), heads.num_kv_heads, heads.group, heads.head_dim)
         size = 1 if self._batch_invariant else tokens_at_a_time(num_seen, heads.num_kv_heads, heads.head_dim)
         parts = [
-            self._attend(layer, q_SKGH[first : first + size], selected_SX[first : first + size])
-            for first in range(0, len(q_SX), size)
+            self._attend(layer, q_SKGH[some], self._tokens_in(selected_SX[some], some))
+            for some in (slice(first, first + size) for first in range(0, len(q_SX), size))
         ]
         return torch.cat(parts).view(q_SX.shape)
+
+    def _tokens_in(self, blocks_SKC: Tensor, some: slice) -> Tensor:
+        """Return the tokens in selected blocks, int64[S, K, P]: block of the cache · its size + place in the block.
+
+        Of those that a token doesn't see, the number is -1. `some`: which of the step's tokens have selected them.
+        """
+        block_size, slots_S11 = self._kv.block_size, self._slots_S[some, None, None].long()
+        offsets_P = torch.arange(self._index.block_size, device=blocks_SKC.device)
+        positions_SKP = (blocks_SKC.unsqueeze(3) * self._index.block_size + offsets_P).flatten(2)
+        hidden_SKP = positions_SKP > self._positions_S[some, None, None]
+        positions_SKP.masked_fill_(hidden_SKP, 0)
+        tokens_SKP = self._tables_SM[slots_S11, positions_SKP // block_size].long().mul_(block_size)
+        return tokens_SKP.add_(positions_SKP.remainder_(block_size)).masked_fill_(hidden_SKP, -1)
 
     def _attend(self, layer: int, q_SKGH: Tensor, tokens_SKP: Tensor) -> Tensor:
         heads, block_size = self._heads, self._kv.block_size
@@ -140,12 +152,12 @@ class BlockSelectingMemory(AttentionMemory):
         of_token = 3 * heads.num_kv_heads * max_keys * FLOAT32_BYTES
         keys = 2 * max_keys * indexer.head_dim * (self.dtype.itemsize + FLOAT32_BYTES)
         scores = max(of_token, min(SCORE_BYTES, num_tokens * of_token))
-        tokens = (limits.num_tokens + 3) * heads.num_kv_heads * num_seen * INT64_BYTES
+        selected = limits.num_tokens * heads.num_kv_heads * indexer.num_selected * torch.int32.itemsize
         together = min(num_tokens, tokens_at_a_time(num_seen, heads.num_kv_heads, heads.head_dim))
         numbers = 2 * heads.head_dim * (1 if self.dtype == torch.float32 else 2) * self.dtype.itemsize
         of_keys = numbers + 3 * heads.group * FLOAT32_BYTES + 5 * INT64_BYTES
         gathered = together * heads.num_kv_heads * num_seen * of_keys
-        return super().attention_bytes(windows) + keys + scores + tokens + gathered
+        return super().attention_bytes(windows) + keys + scores + selected + gathered
 
     @property
     def _selecting(self) -> BlockSelectingHeads:

@@ -126,14 +126,14 @@ class SelectedAttention:
         self._selection, self._dense, self._to_rows = selection, dense, to_rows
         self._whole: _Part | None = None
         self._selecting: _Part | None = None
-        self._selected_SX = torch.empty(0)
+        self._selected_SX: Tensor | None = None
         """What was selected last in the step."""
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
         num_whole = np.clip(self._selection.num_seen - step.starts, 0, step.counts)
         num_selecting = step.counts - num_whole
-        self._whole = self._selecting = None
+        self._whole = self._selecting = self._selected_SX = None
         if num_whole.any() or not num_selecting.any():
             self._whole = _Part.of(step, tensors, np.zeros_like(num_whole), num_whole)
             self._dense.begin(self._whole.step, self._whole.tensors)
@@ -151,6 +151,7 @@ class SelectedAttention:
         if beside_TX.shape[1]:
             self._selection.store(layer, beside_TX)
             if self._selecting is not None:
+                self._selected_SX = None  # frees what the layer before has selected
                 self._selected_SX = self._selection.select(layer, beside_TX)
         whole, selecting = self._whole, self._selecting
         if whole is None:
@@ -167,6 +168,7 @@ class SelectedAttention:
     def _attend_selected(self, layer: int, qkv_TO: Tensor) -> Tensor:
         """Return the attention of the tokens that don't see all up to their own."""
         assert self._selecting is not None, "there are some"
+        assert self._selected_SX is not None, "this layer has selected, or one before it"
         own_SO = self._selecting.of_tokens(qkv_TO)
         self._to_rows.store(layer, own_SO)
         return self._to_rows.attend_to_rows(layer, own_SO[:, : self._num_queries], self._selected_SX)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from dataclasses import dataclass
 
 import numpy as np
@@ -148,3 +149,30 @@ def test_steps_change_no_bits(ends: list[int]) -> None:
     whole_TX, sequence = _Sequence(True).step(0, LENGTH), _Sequence(True)
     parts = [sequence.step(start, end - start) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
     assert torch.equal(torch.cat(parts), whole_TX)
+
+
+def test_what_is_selected_is_kept_as_blocks_until_the_next_step() -> None:
+    sequence = _Sequence(False)
+    sequence.step(0, LENGTH)
+    kept_SKC = sequence.attention._selected_SX
+    assert kept_SKC is not None
+    assert kept_SKC.nbytes == (LENGTH - 15) * HEADS.num_kv_heads * INDEX.num_selected * 4
+    sequence.step(0, 1)
+    assert sequence.attention._selected_SX is None
+
+
+def test_what_the_layer_before_has_selected_is_freed_first() -> None:
+    sequence = _Sequence(False)
+    sequence.step(0, LENGTH)
+    kept = weakref.ref(sequence.attention._selected_SX)
+    alive = []
+    select = sequence.attention._selection.select
+
+    def observed(layer: int, beside_TX: Tensor) -> Tensor:
+        alive.append(kept() is not None)
+        return select(layer, beside_TX)
+
+    sequence.attention._selection.select = observed
+    beside = sequence.queries_TKD.flatten(1), sequence.keys_TD
+    sequence.attention(0, torch.cat([sequence.qkv_TO, *beside], 1))
+    assert alive == [False]
