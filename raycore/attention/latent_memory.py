@@ -79,6 +79,8 @@ class SelectingMemory(LatentMemory):
         )
 
     def attention_bytes(self, windows: Collection[int | None]) -> int:
+        if self._selecting.is_shared:
+            return 0  # attention of the layers that select tokens computes these, too
         heads, num_selected = self._selecting, self._selecting.indexer.num_selected
         num_heads = self.spec.num_heads // self.tp_size
         size = tokens_at_a_time(num_selected, heads.width, num_heads)

@@ -157,6 +157,8 @@ SELECTING = LATENT | {
     "index_head_dim": 64,
     "index_n_heads": 16,
 }
+SELECTED_BEFORE = SELECTING | {"architectures": ["GlmMoeDsaForCausalLM"], "indexer_types": ["full", "shared"]}
+"""The second layer sees the tokens that the first one has selected."""
 BLOCKS = {
     "architectures": ["MiniMaxM3SparseForConditionalGeneration"],
     "text_config": DENSE
@@ -314,6 +316,7 @@ def choose_kernels(monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
         (SELECTING, MANY, "bfloat16", False),
         (SELECTING, BIG, "float32", False),
         (SELECTING, BIG, "float32", True),
+        (SELECTED_BEFORE, MANY, "float32", False),
         (BLOCKS, MANY, "float32", False),
         (BLOCKS, MANY, "bfloat16", False),
         (BLOCKS, BIG, "float32", False),
