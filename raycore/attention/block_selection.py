@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from raycore.attention.cache_writer import CacheWriter
-from raycore.attention.explicit import SCORE_BYTES, rows_at_a_time
+from raycore.attention.explicit import SCORE_BYTES, at_a_time
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.memory import AttentionMemory
 from raycore.attention.selection import IndexedKeys, first_highest
@@ -50,7 +50,7 @@ class BlockSelection(IndexedKeys):
         found_SKC = torch.empty((*q_SKD.shape[:2], index.num_selected), dtype=torch.int32, device=self._device)
         for chunk in self._chunks:
             keys_LD = self._keys_of(layer, chunk)
-            for some, ends_S in self._pieces(chunk, rows_at_a_time(3 * index.num_heads, len(keys_LD))):
+            for some, ends_S in self._pieces(chunk, at_a_time(3 * index.num_heads * len(keys_LD))):
                 scores_SKB = self._scores(q_SKD[some], keys_LD[: int(ends_S[-1])], ends_S)
                 blocks_XC = first_highest(scores_SKB.flatten(0, 1), index.num_selected)
                 found_SKC[some] = blocks_XC.view(*scores_SKB.shape[:2], -1)
@@ -97,7 +97,7 @@ class BlockRowAttention:
         """Return the attention of queries to what `BlockSelection.select` has returned, [S, query heads · H]."""
         heads, num_seen = self._heads, selected_SX.shape[2] * self._index.block_size
         q_SKGH = q_SX.reshape(len(q_SX), heads.num_kv_heads, heads.group, heads.head_dim)
-        size = 1 if self._batch_invariant else tokens_at_a_time(num_seen, heads.num_kv_heads, heads.head_dim)
+        size = 1 if self._batch_invariant else at_a_time(num_seen * heads.num_kv_heads * heads.head_dim)
         parts = [
             self._attend(layer, q_SKGH[some], self._tokens_in(selected_SX[some], some))
             for some in (slice(first, first + size) for first in range(0, len(q_SX), size))
@@ -132,11 +132,6 @@ class BlockRowAttention:
         return torch.bmm(weights_XGP.to(values_XPH.dtype), values_XPH).view(q_SKGH.shape)
 
 
-def tokens_at_a_time(num_seen: int, num_kv_heads: int, head_dim: int) -> int:
-    """Return how many tokens' keys are gathered together."""
-    return max(1, SCORE_BYTES // (num_seen * num_kv_heads * head_dim * torch.float32.itemsize))
-
-
 class BlockSelectingMemory(AttentionMemory):
     """That of attention to selected blocks of tokens."""
 
@@ -153,7 +148,7 @@ class BlockSelectingMemory(AttentionMemory):
         keys = 2 * max_keys * indexer.head_dim * (self.dtype.itemsize + FLOAT32_BYTES)
         scores = max(of_token, min(SCORE_BYTES, num_tokens * of_token))
         selected = limits.num_tokens * heads.num_kv_heads * indexer.num_selected * torch.int32.itemsize
-        together = min(num_tokens, tokens_at_a_time(num_seen, heads.num_kv_heads, heads.head_dim))
+        together = min(num_tokens, at_a_time(num_seen * heads.num_kv_heads * heads.head_dim))
         numbers = 2 * heads.head_dim * (1 if self.dtype == torch.float32 else 2) * self.dtype.itemsize
         of_keys = numbers + 3 * heads.group * FLOAT32_BYTES + 5 * INT64_BYTES
         gathered = together * heads.num_kv_heads * num_seen * of_keys

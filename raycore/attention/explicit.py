@@ -41,7 +41,7 @@ class ExplicitAttention:
     def __call__(self, q_PGTH: Tensor, keys_PLH: Tensor, values_PLH: Tensor, mask_TL: Tensor | None) -> Tensor:
         """Return [P, G, T, H]. The pairs of a sequence are neighbors. `mask_TL`: is added to scores, as [..., T, L]."""
         num_pairs, group, num_tokens, _ = q_PGTH.shape
-        size = rows_at_a_time(num_pairs * group, keys_PLH.shape[1])
+        size = at_a_time(num_pairs * group * keys_PLH.shape[1])
         if size >= num_tokens:
             return self._attend(q_PGTH, keys_PLH, values_PLH, mask_TL)
         parts = [
@@ -73,6 +73,6 @@ class ExplicitAttention:
         return weights_PGTL.div_(weights_PGTL.sum(-1, keepdim=True).add_((sinks_PG11 - largest_PGT1).exp_()))
 
 
-def rows_at_a_time(num_heads: int, num_keys: int) -> int:
-    """Return for how many tokens scores are computed together. `num_heads`: query heads of all sequences together."""
-    return max(1, SCORE_BYTES // (num_heads * num_keys * torch.float32.itemsize))
+def at_a_time(num_numbers: int) -> int:
+    """Return how many tokens are computed together. `num_numbers`: how many float32 numbers one of them takes."""
+    return max(1, SCORE_BYTES // (num_numbers * torch.float32.itemsize))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raycore.attention.cache_writer import CacheWriter
 from raycore.attention.context_share import ContextShare
-from raycore.attention.explicit import rows_at_a_time
+from raycore.attention.explicit import at_a_time
 from raycore.attention.latent_tensors import LatentTensors
 from raycore.attention.spec import AttentionSpec
 from raycore.attention.torch_partial import merge
@@ -104,7 +104,7 @@ class TorchPartialLatentAttention:
         num_heads = q_TMW.shape[1]
         for chunk in self._chunks:
             all_LW = self._kv.blocks[layer].index_select(0, chunk.block_ids).view(-1, self._width)
-            size = 1 if self._batch_invariant else rows_at_a_time(num_heads, max(1, len(all_LW)))
+            size = 1 if self._batch_invariant else at_a_time(num_heads * max(1, len(all_LW)))
             for first in range(0, len(chunk.ends_T), size):
                 ends_T = chunk.ends_T[first : first + size]
                 rows = slice(chunk.first_row + first, chunk.first_row + first + len(ends_T))

@@ -6,9 +6,8 @@ from collections.abc import Collection
 
 import torch
 
-from raycore.attention.explicit import SCORE_BYTES
+from raycore.attention.explicit import SCORE_BYTES, at_a_time
 from raycore.attention.memory import exchanged_bytes
-from raycore.attention.selected import tokens_at_a_time
 from raycore.models.mixers.latent import LatentHeads
 from raycore.models.mixers.selecting import SelectingHeads
 from raycore.step.memory import FLOAT32_BYTES, INT64_BYTES, MixerMemory
@@ -83,7 +82,7 @@ class SelectingMemory(LatentMemory):
             return 0  # attention of the layers that select tokens computes these, too
         heads, num_selected = self._selecting, self._selecting.indexer.num_selected
         num_heads = self.spec.num_heads // self.tp_size
-        size = tokens_at_a_time(num_selected, heads.width, num_heads)
+        size = at_a_time(num_selected * max(heads.width, num_heads))
         num_tokens = min(1 if self.batch_invariant else size, self.limits.num_tokens)
         gathered = heads.width * self.dtype.itemsize * (1 if self.dtype == torch.float32 else 2)
         of_token = num_selected * (gathered + 3 * num_heads * FLOAT32_BYTES)

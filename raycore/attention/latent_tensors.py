@@ -48,4 +48,11 @@ class LatentTensors:
 
     def write_rows(self, block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer]) -> NDArray[np.int64]:
         """Return int64[T]: for each token, its index in `rows`."""
-        return block_ids_T.astype(np.int64) * self.block_size + positions_T % self.block_size
+        return token_rows(block_ids_T, positions_T, self.block_size)
+
+
+def token_rows(
+    block_ids_T: NDArray[np.integer], positions_T: NDArray[np.integer], block_size: int
+) -> NDArray[np.int64]:
+    """Return int64[T]: the rows of tokens in memory with one row for each token of a block."""
+    return block_ids_T.astype(np.int64) * block_size + positions_T % block_size

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raycore.attention.context_share import ContextShare
-from raycore.attention.explicit import SCORE_BYTES
+from raycore.attention.explicit import at_a_time
 from raycore.attention.latent import TorchPartialLatentAttention
 from raycore.attention.latent_tensors import LatentTensors
 from raycore.attention.native_latent import NativePartialLatentAttention
@@ -185,7 +185,7 @@ class TorchRowAttention(TorchPartialLatentAttention):
         """Return the attention of queries to rows of the cache, int32[S, K], as [S, M · R]."""
         q_SMW, (num_tokens, num_keys) = q_SX.reshape(len(q_SX), -1, self._width), selected_SX.shape
         out_SMR = q_SX.new_empty(num_tokens, self._num_heads, self._rank)
-        size = 1 if self._batch_invariant else tokens_at_a_time(num_keys, self._width, self._num_heads)
+        size = 1 if self._batch_invariant else at_a_time(num_keys * max(self._width, self._num_heads))
         for first in range(0, num_tokens, size):
             some = slice(first, first + size)
             keys_SKW = self._kv.rows[layer].index_select(0, selected_SX[some].flatten()).view(-1, num_keys, self._width)
@@ -210,8 +210,3 @@ class NativeRowAttention(NativePartialLatentAttention):
         sizes = self._num_heads, self._rank, 1, self._scale, 1, 0
         parts_SX = self._attend(q_SX.contiguous(), self._kv.rows[layer], selected_SX, sequences, *sizes)
         return self.merge(layer, parts_SX.unsqueeze(0))
-
-
-def tokens_at_a_time(num_keys: int, width: int, num_heads: int) -> int:
-    """Return how many tokens' selected keys are gathered together, and their scores computed."""
-    return max(1, SCORE_BYTES // (num_keys * max(width, num_heads) * torch.float32.itemsize))

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raycore.attention.explicit import rows_at_a_time
+from raycore.attention.explicit import at_a_time
+from raycore.attention.latent_tensors import token_rows
 from raycore.attention.paged_cache import PagedCache
 from raycore.attention.spec import AttentionSpec
 from raycore.layers.rope import Rope, rotate_
@@ -63,8 +64,8 @@ class IndexedKeys:
     ) -> None:
         """Prepare for the layers of `step`. The arguments are those of `Selection.begin`."""
         block_size = self._kv.block_size
-        block_ids_T = step.block_tables[step.token_slots, step.positions // block_size].astype(np.int64)
-        self._write_rows = to_device(block_ids_T * block_size + step.positions % block_size, self._device)
+        block_ids_T = step.block_tables[step.token_slots, step.positions // block_size]
+        self._write_rows = to_device(token_rows(block_ids_T, step.positions, block_size), self._device)
         num_pairs = self._index.num_rotated // 2
         self._turns_T1C = {rope: rope.turns(tensors.positions_T)[..., :num_pairs] for rope in set(self._ropes)}
         self._chunks, self._rows_S = [], rows_S
@@ -140,7 +141,7 @@ class TokenSelection(IndexedKeys):
         for chunk in self._chunks:
             keys_LD = self._keys_of(layer, chunk)
             # beside the scores of heads, there are their sum, and what finds the highest ones
-            for some, ends_S in self._pieces(chunk, rows_at_a_time(index.num_heads + 8, len(keys_LD))):
+            for some, ends_S in self._pieces(chunk, at_a_time((index.num_heads + 8) * len(keys_LD))):
                 scores_SL = self._scores(q_SND[some], weights_SN[some], keys_LD[: int(ends_S[-1])], ends_S)
                 found_SK[some] = self._rows_of(first_highest(scores_SL, index.num_selected), chunk.block_ids)
         return found_SK

@@ -20,7 +20,7 @@ from torch import Tensor
 from raycore.attention.batch_invariant import TILE
 from raycore.attention.cache_writer import CacheWriter
 from raycore.attention.context_share import ContextShare
-from raycore.attention.explicit import rows_at_a_time
+from raycore.attention.explicit import at_a_time
 from raycore.attention.kv_tensors import KVTensors
 from raycore.attention.scratch import GatherScratch, groups_that_fit
 from raycore.attention.spec import AttentionSpec
@@ -201,7 +201,7 @@ class _Unit:
         num_sequences, num_rows = self.firsts_BQ.shape
         q_BQKGH = q_TMH.index_select(0, self.rows).view(num_sequences, num_rows, num_kv_heads, -1, head_dim)
         q_BKGQH = q_BQKGH.permute(0, 2, 3, 1, 4)
-        size = rows_at_a_time(num_sequences * q_TMH.shape[1], self.num_keys)
+        size = at_a_time(num_sequences * q_TMH.shape[1] * self.num_keys)
         parts = [
             _attend(q_BKGQH[..., rows, :], keys_PLH, values_PLH, self._hidden(rows), spec)
             for rows in (slice(first, first + size) for first in range(0, num_rows, size))
