@@ -114,7 +114,7 @@ class WorkerModel:
             depends_on_threads = (
                 operations.depends_on_threads
                 or setup.backend.depends_on_threads
-                or any(kind.depends_on_threads for kind in model.spec.mixer_kinds)
+                or any(kind.depends_on_threads for kind in model.spec.part_kinds)
                 or (self.adapters is not None and not self.adapters.rows.is_native)
             )
             self.threads = ComputeThreads(setup.max_threads, is_fixed=model.batch_invariant and depends_on_threads)

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from test_setup import make
 
+from raycore.models.feed_forward import DenseSpec
+from raycore.models.layer_part import LayerPart
+from raycore.models.mixers.attention import AttentionHeads
 from raycore.parts.adapters.layers import Adapters
 from raycore.parts.drafts.worker import NO_DRAFTING
 from raycore.worker.groups import WorkerGroups
@@ -53,6 +56,15 @@ def test_the_number_of_threads_is_fixed_if_batch_invariant_results_depend_on_it(
     model = build(setup)
     depends = setup.backend.depends_on_threads or setup.backend.operations().depends_on_threads
     assert model.threads.is_fixed == (batch_invariant and depends)
+
+
+@pytest.mark.parametrize("kind", [DenseSpec, AttentionHeads])
+def test_any_part_of_a_layer_may_depend_on_the_number_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[LayerPart]
+) -> None:
+    monkeypatch.setattr(kind, "depends_on_threads", True)
+    assert build(make(tmp_path, batch_invariant=True)).threads.is_fixed
+    assert not build(make(tmp_path)).threads.is_fixed
 
 
 def test_a_warning_tells_that_tiles_depend_on_their_rows(
