@@ -83,10 +83,11 @@ class LatentMixer(Mixer):
             q_TX = self._q_b(made_of_TQ)
         q_TNH = q_TX.view(num_tokens, num_heads, heads.query_dim)
         size = (num_heads + 1) * heads.width
-        fused_TX = own_TO.new_empty(num_tokens, size + self._num_beside)
+        fused_TX = attended_TX = own_TO.new_empty(num_tokens, size + self._num_beside)
         if self._num_beside:
             self._put_beside(x_TI, made_of_TQ, fused_TX[:, size:])
-        fused_TNW = fused_TX[:, :size].view(num_tokens, num_heads + 1, heads.width)
+            attended_TX = fused_TX[:, :size]
+        fused_TNW = attended_TX.view(num_tokens, num_heads + 1, heads.width)
         self._keys(q_TNH[..., : heads.plain_dim], fused_TNW[:, :-1, : heads.rank])
         fused_TNW[:, :-1, heads.rank :] = q_TNH[..., heads.plain_dim :]
         fused_TNW[:, -1] = key_TW
