@@ -45,8 +45,8 @@ class BlockSelection(IndexedKeys):
     def select(self, layer: int, beside_TX: Tensor) -> Tensor:
         """Return the blocks that are selected, int32[S, K, C], in their order: the first block of a sequence is 0."""
         index = self._index
-        q_TKD = beside_TX[:, : -index.head_dim].reshape(len(beside_TX), index.num_heads, index.head_dim)
-        q_SKD = self._of_selecting(self._turned(layer, q_TKD))
+        queries_SX = self._of_selecting(beside_TX[:, : -index.head_dim])
+        q_SKD = self._turned_queries(layer, queries_SX.reshape(-1, index.num_heads, index.head_dim))
         found_SKC = torch.empty((*q_SKD.shape[:2], index.num_selected), dtype=torch.int32, device=self._device)
         for chunk in self._chunks:
             keys_LD = self._keys_of(layer, chunk)

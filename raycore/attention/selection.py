@@ -25,6 +25,7 @@ from raycore.attention.explicit import at_a_time
 from raycore.attention.latent_tensors import token_rows
 from raycore.attention.paged_cache import PagedCache
 from raycore.attention.spec import AttentionSpec
+from raycore.layers.linear import AroundLinear
 from raycore.layers.rope import Rope, rotate_
 from raycore.layers.rows import on_one_thread
 from raycore.step.batch import Ints, StepInputs
@@ -55,6 +56,7 @@ class IndexedKeys:
         self._batch_invariant = batch_invariant
         self._ropes = spec.ropes
         self._turns_T1C: dict[Rope, Tensor] = {}
+        self._turns_S1C: dict[Rope, Tensor] = {}
         self._write_rows = torch.empty(0)
         self._rows_S: Tensor | None = None
         self._chunks: list[SelectingChunk] = []
@@ -69,6 +71,7 @@ class IndexedKeys:
         num_pairs = self._index.num_rotated // 2
         self._turns_T1C = {rope: rope.turns(tensors.positions_T)[..., :num_pairs] for rope in set(self._ropes)}
         self._chunks, self._rows_S = [], rows_S
+        self._turns_S1C = {rope: self._of_selecting(turns_T1C) for rope, turns_T1C in self._turns_T1C.items()}
         for slot, count, start, first in _sequences(selecting):
             ends_S = np.arange(start + 1, start + count + 1)
             num_blocks = -(-(start + count) // block_size)
@@ -77,7 +80,8 @@ class IndexedKeys:
 
     def _store_keys(self, layer: int, keys_TD: Tensor) -> None:
         """Rotate and store the keys of all tokens of the step."""
-        self._stored(layer).index_copy_(0, self._write_rows, self._turned(layer, keys_TD.unsqueeze(1)).squeeze(1))
+        turns_T1C = self._turns_T1C[self._ropes[layer]]
+        self._stored(layer).index_copy_(0, self._write_rows, self._turned(keys_TD.unsqueeze(1), turns_T1C).squeeze(1))
 
     def _keys_of(self, layer: int, chunk: SelectingChunk) -> Tensor:
         """Return the keys of a sequence, float32[L, D]."""
@@ -96,13 +100,16 @@ class IndexedKeys:
         """Return the rows of the tokens that don't see all tokens before them."""
         return x_TX if self._rows_S is None else x_TX.index_select(0, self._rows_S)
 
-    def _turned(self, layer: int, heads_TND: Tensor) -> Tensor:
+    def _turned_queries(self, layer: int, q_SND: Tensor) -> Tensor:
+        """Return the queries of the tokens that don't see all tokens before them, after their rotation."""
+        return self._turned(q_SND, self._turns_S1C[self._ropes[layer]])
+
+    def _turned(self, heads_TND: Tensor, turns_T1C: Tensor) -> Tensor:
         """Return heads after their rotation, in the order of pairs."""
         turned_TNX, rest_TNX = heads_TND.tensor_split([self._index.num_rotated], 2)
         if not self._index.is_adjacent:
             turned_TNX = turned_TNX.unflatten(2, (2, -1)).transpose(2, 3).flatten(2)
         turned_TNX = turned_TNX.clone(memory_format=torch.contiguous_format)
-        turns_T1C = self._turns_T1C[self._ropes[layer]]
         if self._batch_invariant:
             on_one_thread(rotate_, turned_TNX, turns_T1C)
         else:
@@ -133,10 +140,13 @@ class TokenSelection(IndexedKeys):
         index, make_queries = self._index, self._queries[layer]
         assert make_queries is not None, "the layer has an indexer"
         made_of_TQ, _, weights_TN = self._parts_of(beside_TX)
-        queries_TX = make_queries(made_of_TQ.contiguous())
-        q_TND = self._turned(layer, queries_TX.view(len(queries_TX), index.num_heads, index.head_dim))
-        q_SND, weights_SN = self._of_selecting(q_TND), self._of_selecting(weights_TN).float()
-        weights_SN *= index.num_heads**-0.5
+        if isinstance(make_queries, AroundLinear):
+            # adapters know the rows of a step
+            queries_SX = self._of_selecting(make_queries(made_of_TQ.contiguous()))
+        else:
+            queries_SX = make_queries(self._of_selecting(made_of_TQ).contiguous())
+        q_SND = self._turned_queries(layer, queries_SX.view(-1, index.num_heads, index.head_dim))
+        weights_SN = self._of_selecting(weights_TN).float() * index.num_heads**-0.5
         found_SK = torch.empty((len(q_SND), index.num_selected), dtype=torch.int32, device=self._device)
         for chunk in self._chunks:
             keys_LD = self._keys_of(layer, chunk)

@@ -105,9 +105,9 @@ class SelectingHeads(LatentHeads, frozen=True, kw_only=True):
             indexer.num_heads,
             indexer.head_dim,
             indexer.num_selected,
-            indexer.is_adjacent,
-            self.rotated_dim,
-            self.query_rank,
+            is_adjacent=indexer.is_adjacent,
+            num_rotated=self.rotated_dim,
+            query_rank=self.query_rank,
         )
         return HeadShape(model.num_heads // tp_size, 1, self.width, self.rank, shape)
 

@@ -19,6 +19,7 @@ from raycore.attention.native_latent import NativeLatentAttention
 from raycore.attention.selected import NativeRowAttention, SelectedAttention, TorchRowAttention
 from raycore.attention.selection import TokenSelection
 from raycore.attention.spec import AttentionSpec
+from raycore.layers.linear import AroundLinear
 from raycore.models.mixers.spec import IndexShape
 
 INDEX = IndexShape(3, head_dim=14, num_selected=8, is_adjacent=False, num_rotated=8, query_rank=5)
@@ -27,15 +28,24 @@ LENGTH = 41
 
 
 class _Linear:
-    """Makes the indexer's queries. Counts how often it is asked."""
+    """Makes the indexer's queries. Counts how often it is asked, and for how many rows."""
 
     def __init__(self) -> None:
         self.weight_XQ = randn(71, INDEX.num_heads * INDEX.head_dim, INDEX.query_rank)
-        self.num_calls = 0
+        self.num_calls = self.num_rows = 0
 
     def __call__(self, x_TQ: Tensor) -> Tensor:
         self.num_calls += 1
+        self.num_rows += len(x_TQ)
         return x_TQ @ self.weight_XQ.t()
+
+
+class _Adapted(AroundLinear):
+    """Counts on the rows of a step, as adapters do."""
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        assert len(x_TI) == LENGTH
+        return self._linear(x_TI)
 
 
 def make_torch(spec: AttentionSpec, kv: LatentTensors, *, invariant: bool = False) -> SelectedAttention:
@@ -164,6 +174,16 @@ def test_nothing_is_selected_where_all_tokens_are_seen(make: Make) -> None:
     found_TX, _ = layers.step(INDEX.num_selected, LENGTH - INDEX.num_selected)
     assert layers.queries.num_calls == 1
     assert_near(found_TX, layers.expected()[INDEX.num_selected :], torch.tensor(10.0))
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_queries_are_made_of_the_tokens_that_select_unless_adapters_need_all_rows(is_adapted: bool) -> None:
+    layers = _Layers(make_torch)
+    if is_adapted:
+        layers.attention._selection._queries = [_Adapted(layers.queries), None]
+    found_TX, _ = layers.step(0, LENGTH)
+    assert layers.queries.num_rows == LENGTH - (0 if is_adapted else INDEX.num_selected)
+    assert_near(found_TX, layers.expected(), torch.tensor(10.0))
 
 
 def test_what_is_not_a_number_is_selected_last() -> None:
