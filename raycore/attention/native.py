@@ -16,7 +16,7 @@ from raycore.layers.rope import Rope
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
 
-_MAX_HEAD_DIM = 256
+_MAX_HEAD_DIM = 512
 _MAX_BLOCK_SIZE = 256
 
 

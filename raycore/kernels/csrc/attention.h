@@ -18,7 +18,6 @@ using namespace raycore;
 
 constexpr int64_t kMaxChunk = 256;  // keys
 constexpr int64_t kRowStride = kMaxChunk + kWidth;  // a block's last vector may reach beyond the chunk
-constexpr int64_t kMaxHeadDim = 256;
 constexpr int kBlocksTogether = 4;  // whose values are added up in registers
 constexpr int kGroupRows = kWidth == 16 ? 8 : 6;  // whose sums fit in the registers
 constexpr int kScoreVectors = kWidth == 4 ? 4 : 2;  // enough sums to hide their latency

@@ -85,6 +85,8 @@ enum AttentionPart : int32_t {
   kAttending,  // the rest
 };
 
+constexpr int64_t kMaxHeadDim = 512;
+
 struct AttentionArgs {
   AttentionPart part = kWhole;
   void* qkv;           // [T, (N + 2K) H]: queries, keys, values; queries and keys are normalized and rotated in place

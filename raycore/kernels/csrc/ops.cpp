@@ -313,7 +313,8 @@ Tensors<4> logprobs(const Tensor& logits, const Tensor& token_ids, int64_t num_l
 }
 
 void expect_head_dim(const AttentionArgs& args) {
-  expect(args.head_dim > 0 && args.head_dim % 2 == 0 && args.head_dim <= 256, "an even head size of at most 256");
+  expect(args.head_dim > 0 && args.head_dim % 2 == 0 && args.head_dim <= kMaxHeadDim,
+         "an even head size of at most 512");
 }
 
 // Expects the tokens of a step's sequences to be rows of `x`.

@@ -318,7 +318,7 @@ def attention_steps(draw: strategies.DrawFn) -> dict[str, object]:
         "has_scales": draw(strategies.booleans()),
         "num_heads": num_kv_heads * group,
         "num_kv_heads": num_kv_heads,
-        "head_dim": draw(strategies.sampled_from([2, 8, 24, 32, 64, 80, 128, 256])),
+        "head_dim": draw(strategies.sampled_from([2, 8, 24, 32, 64, 80, 128, 256, 512])),
         "block_size": draw(strategies.sampled_from([2, 4, 16, 24, 32, 48, 256])),
         "lengths": lengths,
         "counts": [draw(strategies.integers(1, min(length, 90)) | strategies.just(1)) for length in lengths],
