@@ -65,9 +65,10 @@ def split_layers(spec: ModelSpec, num_stages: int, layer_counts: list[int] | Non
                 "fewer stages"
             )
     elif layer_counts is None:
+        selecting = [layer for layer in range(spec.num_layers) if layer not in later]
         raise InvalidConfig(
-            f"pipeline_parallel_size={num_stages} is more than the {spec.num_layers - len(later)} layers of the model "
-            "that select tokens, with one of which each stage begins: use fewer stages"
+            f"pipeline_parallel_size={num_stages} is more than the {len(selecting)} layers of the model that select "
+            f"tokens ({', '.join(map(str, selecting))}), with one of which each stage begins: use fewer stages"
         )
     elif len(layer_counts) == num_stages and sum(layer_counts) == spec.num_layers and min(layer_counts) > 0:
         ends = list(accumulate(layer_counts))

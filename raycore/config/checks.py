@@ -54,9 +54,8 @@ def check_context_parallel(chosen: dict[str, Any], parallel: ParallelConfig, spe
     if parallel.context_parallel_size == 1:
         return
     if (why := spec.why_not("context_parallel")) is not None:
-        raise InvalidConfig(
-            f"{_context_options(parallel)} can't be used with {spec.architecture}, which {why}: omit it"
-        )
+        options = _context_options(parallel)
+        raise InvalidConfig(f"{options} can't be used with {spec.architecture}, which {why}: {_omit(options)}")
     if parallel.prefill_context_parallel_size > 1 and parallel.enable_expert_parallel:
         raise InvalidConfig(
             f"prefill_context_parallel_size={parallel.prefill_context_parallel_size} can't be used with "
@@ -86,7 +85,8 @@ def check_vision(chosen: dict[str, Any], parallel: ParallelConfig, spec: ModelSp
     asked = None
     num_deep, stage = len(spec.vision.deepstack_layers), parallel.stages(spec)[0]
     if parallel.context_parallel_size > 1 and spec.encodes_only:
-        asked = f"{_context_options(parallel)} in an engine that only encodes them: omit it"
+        options = _context_options(parallel)
+        asked = f"{options} in an engine that only encodes them: {_omit(options)}"
     elif len(stage.layers) <= num_deep and not spec.encodes_only:
         asked = (
             f"a first stage of {len(stage.layers)} layers, because embeddings of images are added in the first "
@@ -146,6 +146,11 @@ def _context_options(parallel: ParallelConfig) -> str:
     """Return the options that ask for context parallelism, as text."""
     names = "decode_context_parallel_size", "prefill_context_parallel_size"
     return " and ".join(f"{name}={getattr(parallel, name)}" for name in names if getattr(parallel, name) > 1)
+
+
+def _omit(options: str) -> str:
+    """Return advice to omit all of `_context_options`."""
+    return f"omit {'them' if ' and ' in options else 'it'}"
 
 
 def default_num_seqs(spec: ModelSpec, tp_size: int, num_drafts: int) -> int:

@@ -140,7 +140,8 @@ def _why_no_kernels(device: torch.device) -> str | None:
 
 def _why_not_these_sizes(device: torch.device, heads: HeadShape, block_size: int, dtype: torch.dtype) -> str | None:
     if heads.index is not None and (device.type == "cuda" or heads.latent_rank is None):
-        return "no kernels of this device attend to selected keys and values"
+        selected = "blocks (index_topk_blocks)" if heads.latent_rank is None else "tokens (index_topk)"
+        return f"no kernels for device={device.type!r} attend to selected {selected}"
     if heads.latent_rank is not None:
         return _why_not_these_latents(device, heads.latent_rank, heads.head_dim, dtype)
     if device.type == "cuda":

@@ -137,10 +137,17 @@ def test_drafts_are_allowed(configure, tmp_path, method) -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, {"prefill_context_parallel_size": 2}],
+    ("options", "advice"),
+    [
+        ({"tensor_parallel_size": 2, "decode_context_parallel_size": 2}, "omit it"),
+        ({"prefill_context_parallel_size": 2}, "omit it"),
+        (
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "prefill_context_parallel_size": 2},
+            "omit them",
+        ),
+    ],
 )
-def test_contexts_of_which_tokens_are_selected_are_not_divided(configure, options: dict[str, int]) -> None:
+def test_contexts_of_which_tokens_are_selected_are_not_divided(configure, options: dict[str, int], advice: str) -> None:
     shape = LATENT | {"architectures": ["DeepseekV32ForCausalLM"], "index_head_dim": 16}
-    with pytest.raises(InvalidConfig, match="has attention to selected tokens: omit it"):
+    with pytest.raises(InvalidConfig, match=f"has attention to selected tokens: {advice}"):
         configure(shape, **options)

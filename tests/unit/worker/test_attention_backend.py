@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,7 @@ from native_kernels import needs_kernels
 from raycore.errors import InvalidConfig
 from raycore.kernels import library
 from raycore.layers import fp8_linear
-from raycore.models.mixers.spec import HeadShape
+from raycore.models.mixers.spec import HeadShape, IndexShape
 from raycore.worker.attention_backend import (
     choose_attention_backend,
     choose_cache_dtype,
@@ -106,6 +107,18 @@ def test_latent_attention_gets_kernels_unless_latents_are_too_large(caplog) -> N
     assert choose("auto", CPU, WIDE) == choose("auto", CUDA, WIDE) == "torch"
     assert "the native kernels don't support kv_lora_rank=528 with 64 rotated elements" in caplog.text
     assert "kv_lora_rank=528 with 64 rotated elements: the GPU kernels expect even numbers" in caplog.text
+
+
+INDEX = IndexShape(2, 64, 4, is_adjacent=True, num_rotated=32)
+
+
+@needs_kernels
+def test_the_log_says_that_no_kernels_attend_to_what_is_selected(caplog) -> None:
+    assert choose("auto", CUDA, replace(LATENTS, index=INDEX)) == "torch"
+    assert "no kernels for device='cuda' attend to selected tokens (index_topk)" in caplog.text
+    assert choose("auto", CPU, replace(LATENTS, index=INDEX)) == "native"
+    assert choose("auto", CPU, replace(HEADS, index=INDEX)) == "torch"
+    assert "no kernels for device='cpu' attend to selected blocks (index_topk_blocks)" in caplog.text
 
 
 @pytest.mark.parametrize(
