@@ -12,7 +12,7 @@ from raycore.models.mixers.selecting import parse_indexer
 from raycore.models.spec import Parts
 from raycore.parts.experts.models import grouped_sigmoid_router
 
-DEFAULTS = {
+_DEFAULTS = {
     **DEEPSEEK_V3.defaults,
     "max_position_embeddings": 163840,
     "index_topk": 2048,
@@ -31,8 +31,7 @@ def selecting_parts(config: JsonFields, *, is_adjacent: bool, shared: list[bool]
     refuse_other_routers(config)
     known = {"indexer_rope_interleave": is_adjacent, "rope_interleave": True, "mlp_bias": False}
     check_known(config, known | {"scoring_func": "sigmoid"})
-    others = [each for each in config.list_("layer_types") or [] if each != "indexed_attention"]
-    if others:
+    if any(each != "indexed_attention" for each in config.list_("layer_types") or []):
         raise config.error("layer_types", "indexed_attention for every layer")
     sparse = layers_with_experts(config)
     parts = latent_parts(config, grouped_sigmoid_router(config), is_adjacent=True, sparse=sparse)
@@ -43,4 +42,4 @@ def _parts(config: JsonFields) -> Parts:
     return selecting_parts(config, is_adjacent=False)
 
 
-DEEPSEEK_V32 = Family(DEFAULTS, _parts, latent_config)
+DEEPSEEK_V32 = Family(_DEFAULTS, _parts, latent_config)
