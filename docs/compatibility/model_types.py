@@ -59,7 +59,8 @@ NOTES: Mapping[str, str] = {
     "falcon_mamba": "residuals are in the model's data type, whatever `residual_in_fp32` says",
     "mamba": "residuals are in the model's data type, whatever `residual_in_fp32` says",
     "mamba2": "residuals are in the model's data type, whatever `residual_in_fp32` says",
-    "minimax_m3_vl": "the texts",
+    "minimax_m2": "routers compute in float32, as if they were stored so",
+    "minimax_m3_vl": "the texts; routers compute in float32, as if they were stored so",
     "minimax_m3_vl_text": "only if no layer selects tokens",
 }
 """What holds for some of the models of a type."""

@@ -26,6 +26,7 @@ _DEFAULTS = {
     "eos_token_id": 200020,
 }
 _NAMES = ExpertNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias")
+# logits in float32, as in other engines; transformers computes them so only if routers are stored so
 _ROUTER = ExpertChoice("sigmoid", is_normalized=True, has_correction=True, in_float32=True)
 
 

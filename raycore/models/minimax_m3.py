@@ -8,7 +8,7 @@ from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, check_known, fields_of, plain_parts
 from raycore.models.mixers.block_selecting import parse_block_indexer
 from raycore.models.rotation import head_dim, parse_minimax_rotation
-from raycore.models.spec import ClampedSwiglu, Parts, Roots, TensorNames
+from raycore.models.spec import ClampedSwiglu, Parts
 from raycore.parts.experts.models import (
     ExpertChoice,
     ExpertNames,
@@ -55,12 +55,15 @@ _OLD_KEYS = {
 }
 """Those of `sparse_attention_config`, and what they are called without it."""
 _TYPES = ("full_attention", "minimax_m3_sparse")
-_ROOTS = Roots("language_model.model.", "language_model.lm_head")
-_NAMES = TensorNames(
-    roots=_ROOTS,
-    other_roots=[Roots("model.language_model.")],
-    images=r"(model\.)?(vision_tower|multi_modal_projector|patch_merge_mlp)\..*",
-)
+_KNOWN = {
+    "scoring_func": "sigmoid",
+    "use_routing_bias": True,
+    "use_qk_norm": True,
+    "qk_norm_type": "per_head",
+    "use_gemma_norm": True,
+    "attention_output_gate": False,
+}
+_KNOWN_OF_SELECTION = {"use_sparse_attention": True, "sparse_init_block": 0, "sparse_score_type": "max"}
 _EXPERTS = ExpertNames("block_sparse_moe", "w1", "w3", "w2", correction="e_score_correction_bias")
 
 
@@ -80,12 +83,13 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _parts(config: JsonFields) -> Parts:
-    check_known(config, {"scoring_func": "sigmoid"})
+    check_known(config, _KNOWN)
     num_layers, rotation = config.int_("num_hidden_layers"), parse_minimax_rotation(config)
     types = config.list_("layer_types") or [_TYPES[0]] * num_layers
     if len(types) != num_layers or set(types) - set(_TYPES):
         raise config.error("layer_types", f"a list of {num_layers} entries (num_hidden_layers), each of {_TYPES}")
     selects = [each == _TYPES[1] for each in types]
+    _check_selection(config.child("sparse_attention_config"), selects)
     sparse = sparse_by_type(config, 0)
     experts = MoeSpec(
         num_experts(config),
@@ -96,6 +100,7 @@ def _parts(config: JsonFields) -> Parts:
             "sigmoid",
             is_normalized=True,
             has_correction=True,
+            # as in other engines; transformers does so only if routers are stored in float32
             in_float32=True,
             scaling=config.float_("routed_scaling_factor"),
         ),
@@ -111,8 +116,17 @@ def _parts(config: JsonFields) -> Parts:
         gate=ClampedSwiglu(config.float_("swiglu_alpha"), config.float_("swiglu_limit")),
         moe=experts if any(sparse) else None,
         indexer=parse_block_indexer(config, selects, rotation.num_components(head_dim(config))),
-        names=_NAMES,
     )
 
 
-MINIMAX_M3 = Family(text_families={"minimax_m3_vl_text": Family(_DEFAULTS, _parts, _convert)})
+def _check_selection(config: JsonFields, selects: list[bool]) -> None:
+    """Check what config.json says of indexers. `selects`: by layer, whether it has one."""
+    check_known(config, _KNOWN_OF_SELECTION)
+    has_no_values = config.list_("sparse_disable_index_value") or []
+    if not all(each for each, selects_blocks in zip(has_no_values, selects, strict=False) if selects_blocks):
+        raise config.error(
+            "sparse_disable_index_value", "1 for each layer that selects blocks: indexers have no values"
+        )
+
+
+MINIMAX_M3 = Family(_DEFAULTS, _parts, _convert)

@@ -18,6 +18,7 @@ from raycore.models.gemma3 import GEMMA3
 from raycore.models.gemma3n import GEMMA3N
 from raycore.models.gemma4 import GEMMA4, GEMMA4_UNIFIED
 from raycore.models.llama4 import LLAMA4
+from raycore.models.minimax_m3 import MINIMAX_M3
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MISTRAL
 from raycore.models.mistral4 import MISTRAL4
@@ -37,6 +38,7 @@ _QWEN_ROOTS = Roots("model.language_model.", "lm_head")
 _QWEN_IMAGES = r"(model\.)?visual\..*"
 _GEMMA4_IMAGES = r"(model\.)?(vision_tower|vision_embedder|embed_vision|audio_tower|embed_audio)\..*"
 _KIMI_IMAGES = r"(model\.)?(vision_tower|mm_projector)\..*"
+_MINIMAX_IMAGES = r"(model\.)?(vision_tower|multi_modal_projector|patch_merge_mlp)\..*"
 _LLAMA_IMAGES = r"(model\.)?(vision_model|multi_modal_projector)\..*"
 _STEP_IMAGES = r"(model\.)?(vision_model|vit_large_projector|multi_modal_projector)\..*"
 _SHARED_KEYS = (
@@ -131,6 +133,8 @@ GEMMA4_UNIFIED_MULTIMODAL = Family(
 _KIMI_TEXT = _as_text(DEEPSEEK_V3, images=_KIMI_IMAGES, tie_word_embeddings=True)
 KIMI_K25 = Family(text_families={"deepseek_v3": _KIMI_TEXT, "kimi_k2": _KIMI_TEXT})
 LLAMA4_MULTIMODAL = Family(text_families={"llama4_text": _as_text(LLAMA4, images=_LLAMA_IMAGES)})
+_MINIMAX_TEXT = _as_text(MINIMAX_M3, images=_MINIMAX_IMAGES)
+MINIMAX_M3_VL = Family(text_families={"minimax_m3_vl_text": _MINIMAX_TEXT, "minimax_m3": _MINIMAX_TEXT})
 MISTRAL3 = Family(
     text_families={
         "mistral": _as_tied_text(MISTRAL),

@@ -76,7 +76,6 @@ from raycore.models.mimo import MIMO
 from raycore.models.mimo_v2_flash import MIMO_V2_FLASH
 from raycore.models.minimax import MINIMAX
 from raycore.models.minimax_m2 import MINIMAX_M2
-from raycore.models.minimax_m3 import MINIMAX_M3
 from raycore.models.ministral3 import MINISTRAL3
 from raycore.models.mistral import MINISTRAL, MISTRAL
 from raycore.models.mistral4 import MISTRAL4
@@ -88,6 +87,7 @@ from raycore.models.multimodal import (
     GEMMA4_UNIFIED_MULTIMODAL,
     KIMI_K25,
     LLAMA4_MULTIMODAL,
+    MINIMAX_M3_VL,
     MISTRAL3,
     QWEN2_5_VL,
     QWEN3_5_MOE_MULTIMODAL,
@@ -190,7 +190,7 @@ FAMILIES: Mapping[str, Family] = {
     "MiMoV2FlashForCausalLM": MIMO_V2_FLASH,
     "MiniMaxForCausalLM": MINIMAX,
     "MiniMaxM2ForCausalLM": MINIMAX_M2,
-    "MiniMaxM3SparseForConditionalGeneration": MINIMAX_M3,
+    "MiniMaxM3SparseForConditionalGeneration": MINIMAX_M3_VL,
     "Ministral3ForCausalLM": MINISTRAL3,
     "MinistralForCausalLM": MINISTRAL,
     "Mistral3ForConditionalGeneration": MISTRAL3,

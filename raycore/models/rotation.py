@@ -133,7 +133,11 @@ def head_dim(config: JsonFields) -> int:
 
 
 def parse_minimax_rotation(config: JsonFields) -> Rotation:
-    """Return the rotation of MiniMax's families, which may say at `rotary_dim` how many components of a head turn."""
+    """Return the rotation of MiniMax's families, which may say at `rotary_dim` how many components of a head turn.
+
+    Other engines read it. transformers' code of MiniMax-M3 reads only `partial_rotary_factor`, which published files
+    have, too, and which counts if both are there.
+    """
     rotation, num_rotated, size = parse_rotation(config), config.optional_int("rotary_dim"), head_dim(config)
     if num_rotated is None or rotation.fraction != 1.0:
         return rotation
