@@ -81,8 +81,10 @@ class LayerConnector(KVConnectorBase):
     def wait_for_layer_load(self, layer: int) -> None:
         assert layer not in self.loaded
         self.loaded.add(layer)
+        beside = self.caches.beside.get(layer)
         for digest, block in self.now.loads:
-            self.caches.pages[layer].numpy()[block] = self.kept[digest][layer]
+            for page in (layer,) if beside is None else (layer, beside):
+                self.caches.pages[page].numpy()[block] = self.kept[digest][page]
 
     def save_kv_layer(self, layer: int) -> None:
         assert layer in self.loaded

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from raycore.attention.spec import Attention
-from raycore.cache_layout import KVCacheConfig
+from raycore.cache_layout import KVCacheConfig, WorkerCacheSpec
 from raycore.config import EngineConfig
 from raycore.errors import InvalidConfig
 from raycore.messages import DUMMY_STEP, StepPlan, StepResult, TransferResult
@@ -17,6 +17,7 @@ from raycore.parts.transfers.connectors.worker_side.state_parts import StatePart
 from raycore.rpc.pending import Pending
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
+from raycore.worker.cache_specs import layer_cache_specs
 from raycore.worker.core import WorkerCore
 from raycore.worker.kept_forms import layout_of
 from raycore.worker.part import WorkerPart, called_by_name
@@ -58,7 +59,12 @@ class WorkerTransfers(WorkerPart):
         place_of = {layer: place for place, layer in enumerate(sorted(layer for group in groups for layer in group))}
         places = [[place_of[layer] for layer in group] for group in groups]
         parts = StateParts(states, self._cache.num_state_parts)
-        self.connector.register_kv_caches(KVCaches(blocks, num_blocks, layout_of(setup, layout), places, parts))
+        kept = layout.pages_beside(
+            WorkerCacheSpec(layer_cache_specs(setup, setup.stage.layers), setup.stage.layers.start)
+        )
+        beside = {place_of[layer]: page for page, layer in enumerate(kept, len(blocks) - len(kept))}
+        caches = KVCaches(blocks, num_blocks, layout_of(setup, layout), places, parts, beside)
+        self.connector.register_kv_caches(caches)
         return ConnectedAttention(attention, self) if self.connector.has_layer_hooks else attention
 
     def acts_in_layers(self) -> bool:

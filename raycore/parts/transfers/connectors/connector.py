@@ -337,10 +337,14 @@ class WorkerConnector(ABC):
         """
 
     def wait_for_layer_load(self, layer: int) -> None:
-        """Wait until what the step needs of a layer has been loaded. `layer`: as in `KVCaches.groups`."""
+        """Wait until what the step needs of a layer has been loaded, with its page in `KVCaches.beside`, if it has one.
+
+        `layer`: as in `KVCaches.groups`.
+        """
 
     def save_kv_layer(self, layer: int) -> None:
-        """Start to save a layer's blocks, which now have the step's keys and values."""
+        """Start to save a layer's blocks, which now have the step's keys and values, with its page in
+        `KVCaches.beside`, if it has one."""
 
     def wait_for_save(self) -> None:
         """Wait until the blocks that later steps may overwrite have been saved. Called after each step."""

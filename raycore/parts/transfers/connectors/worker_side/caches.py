@@ -9,7 +9,7 @@ of the second one, and so on. They may be shorter. What follows them in other pl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ class KVCaches:
         layout: str,
         groups: Sequence[Sequence[int]] = (),
         states: StateParts = NO_STATES,
+        beside: Mapping[int, int] | None = None,
     ) -> None:
         """
         Args:
@@ -39,17 +40,21 @@ class KVCaches:
                 the memory of what layers keep beside.
             layout: what the bytes mean. Workers with equal layouts can use each other's blocks.
             groups: see the attribute. Empty: there is one.
+            beside: see the attribute. None: no layer keeps anything beside.
         """
         self.groups = groups or [range(len(layers))]
         """By group: its layers on the stage, in the order of their pages, counted among those with a cache."""
+        self.beside = beside or {}
+        """By layer, counted in the same way: which of `pages` has what it keeps of the same tokens beside, such as an
+        indexer's keys. Most layers keep nothing."""
         self.num_blocks = num_blocks
         self.layout = layout
         self.pages = [layer.view(torch.uint8).view(num_blocks, -1) for layer in layers]
-        """By layer of a group: uint8[N, P], views of the cache."""
+        """By layer of a group, and then those of `beside`: uint8[N, P], views of the cache."""
         self.page_bytes = [page.shape[1] for page in self.pages]
-        """By layer: P."""
+        """By page: P."""
         self.block_bytes = sum(self.page_bytes)
-        """Bytes of a block, over all layers."""
+        """Bytes of a block, over all pages."""
         self._device = self.pages[0].device
         self._stream = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._arrays = [] if self._stream is not None else [page.numpy() for page in self.pages]
