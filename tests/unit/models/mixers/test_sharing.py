@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from gemma4_config import CONFIG, GEMMA4, WITHOUT_INPUTS
 from model_specs import spec_of
+from safetensors.numpy import save_file
 
 from raycore.checkpoint.stages import split_layers
-from raycore.errors import InvalidConfig
+from raycore.checkpoint.stored_model import fit_model
+from raycore.checkpoint.tensor_shapes import model_tensors
+from raycore.errors import InvalidCheckpoint, InvalidConfig
 from raycore.models.mixers.sharing import sharing_by_layer
 
 
@@ -30,6 +34,21 @@ def test_layers_that_share_keys_and_values_have_neither_projections_nor_memory_f
     # attention of a layer and of its source is one
     assert spec.attention_by_layer[8] is spec.attention_by_layer[5]
     assert spec.why_not("kv_transfer") == "has layers that read the keys and values of others"
+
+
+def test_files_may_have_projections_that_layers_do_not_use(tmp_path: Path) -> None:
+    spec = spec_of(tmp_path, GEMMA4, **CONFIG)
+    tensors = {name: np.ones(shape, np.float32) for name, shape in model_tensors(spec, lambda name: False)}
+    unused = {f"self_attn.{each}.weight": np.ones(8, np.float32) for each in ("k_proj", "v_proj", "k_norm", "v_norm")}
+    file = tmp_path / "model.safetensors"
+    # the last layers read the keys and values of others
+    for layer in (6, 7, 8):
+        tensors |= {f"model.layers.{layer}.{name}": each for name, each in unused.items()}
+    save_file(tensors, file)
+    assert fit_model(spec, tmp_path).fitted_to is not None
+    save_file(tensors | {"model.layers.5.self_attn.v_norm.weight": np.ones(16, np.float32)}, file)
+    with pytest.raises(InvalidCheckpoint, match=r"wouldn't use: model.layers.5.self_attn.v_norm.weight"):
+        fit_model(spec, tmp_path)
 
 
 def test_stages_have_layers_together_that_share_keys_and_values(tmp_path: Path) -> None:
