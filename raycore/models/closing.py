@@ -37,6 +37,9 @@ class LayerInputsSpec(LayerPart, frozen=True):
     computed_by: ClassVar[str] = "raycore.layers.layer_inputs.LayerInputs"
     weights_class: ClassVar[str] = "raycore.layers.layer_inputs.LayerInputsWeights"
     described: ClassVar[str] = "has inputs of layers"
+    refused: ClassVar[Mapping[Refusable, str]] = dict.fromkeys(
+        ("stages", "prompt_embeds", "draft_model", "roofline"), _OF_TOKENS
+    )
 
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None
@@ -74,13 +77,6 @@ class ClosingSpec(DenseSpec, frozen=True, kw_only=True, tag=True):
     computed_by: ClassVar[str] = "raycore.layers.closing.ClosingFeedForward"
     weights_class: ClassVar[str] = "raycore.layers.closing.ClosingWeights"
     described: ClassVar[str] = "has a feed-forward part that ends a layer"
-    refused_inputs: ClassVar[Mapping[Refusable, str]] = dict.fromkeys(
-        ("stages", "prompt_embeds", "draft_model", "roofline"), _OF_TOKENS
-    )
-
-    def why_not(self, asked: Refusable) -> str | None:
-        own = None if self.input_size is None else self.refused_inputs.get(asked)
-        return own or super().why_not(asked)
 
     def width(self, model: ModelSpec) -> int:
         return self.intermediate_size

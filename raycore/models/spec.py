@@ -491,8 +491,9 @@ class ModelSpec(Parts, frozen=True, kw_only=True, dict=True):
 
     @property
     def part_kinds(self) -> list[LayerPart]:
-        """What is a part of some layer, each one once."""
-        return [*self.feed_forward_kinds, *self.mixer_kinds]
+        """What is a part of some layer, or makes inputs of layers, each one once."""
+        of_inputs = [] if self.layer_inputs is None else [self.layer_inputs]
+        return [*self.feed_forward_kinds, *self.mixer_kinds, *of_inputs]
 
     @property
     def keeps_states(self) -> bool:

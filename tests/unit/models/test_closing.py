@@ -8,6 +8,7 @@ import pytest
 from gemma4_config import CONFIG, GEMMA4, WITHOUT_INPUTS
 from model_specs import spec_of
 
+from raycore.checkpoint.stages import split_layers
 from raycore.config.checks import check_prompt_embeds
 from raycore.config.parallel import ParallelConfig
 from raycore.errors import InvalidConfig
@@ -19,6 +20,18 @@ def test_embeddings_in_place_of_tokens_have_no_inputs_of_layers(tmp_path: Path) 
     check_prompt_embeds(options, ParallelConfig(), spec_of(tmp_path, GEMMA4, **WITHOUT_INPUTS))
     with pytest.raises(InvalidConfig, match=r"enable_prompt_embeds=True can't .* inputs of their own"):
         check_prompt_embeds(options, ParallelConfig(), spec_of(tmp_path, GEMMA4, **CONFIG))
+
+
+def test_experts_are_refused_what_inputs_of_layers_are_refused(tmp_path: Path) -> None:
+    experts = {"enable_moe_block": True, "use_double_wide_mlp": False, "num_experts": 3, "top_k_experts": 2}
+    spec, without = (
+        spec_of(tmp_path, GEMMA4, **each | experts | {"moe_intermediate_size": 24}) for each in (CONFIG, WITHOUT_INPUTS)
+    )
+    with pytest.raises(InvalidConfig, match=r"pipeline_parallel_size=2 .* inputs of their own"):
+        split_layers(spec, 2)
+    with pytest.raises(InvalidConfig, match=r"enable_prompt_embeds=True can't .* inputs of their own"):
+        check_prompt_embeds({"enable_prompt_embeds": True}, ParallelConfig(), spec)
+    assert len(split_layers(without, 2)) == 2
 
 
 def test_ranks_divide_the_table_of_tokens_also_unevenly(tmp_path: Path) -> None:
