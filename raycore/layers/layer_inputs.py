@@ -50,7 +50,8 @@ class LayerInputs:
         part = spec.layer_inputs
         assert part is not None, "the model has inputs of layers"
         self._norm_P = weights.norm_P
-        self._table_VO = weights.table_VO.to(operations.device)
+        self.table_VO = weights.table_VO.to(operations.device)
+        """This rank's rows of the table of tokens."""
         self._start = self._ranks.rank * part.num_tokens // self._ranks.size
         self._num_tokens = part.num_tokens if part.num_tokens < spec.vocab_size else None
         self._shape = spec.num_layers, part.size
@@ -93,17 +94,17 @@ class LayerInputs:
 
     def _looked_up(self, token_ids_T: Tensor) -> Tensor:
         if self._ranks.size == 1:
-            return self._table_VO.index_select(0, token_ids_T)
+            return self.table_VO.index_select(0, token_ids_T)
         local_T = token_ids_T - self._start
-        is_ours_T = (local_T >= 0) & (local_T < len(self._table_VO))
-        own_TO = self._table_VO.index_select(0, local_T * is_ours_T)
+        is_ours_T = (local_T >= 0) & (local_T < len(self.table_VO))
+        own_TO = self.table_VO.index_select(0, local_T * is_ours_T)
         return self._ranks.all_reduce_(own_TO * is_ours_T.unsqueeze(1))
 
     def weights(self) -> LayerInputsWeights:
         """Return the weights that it was made of."""
         projection_OD = self._projection.weight
         assert isinstance(projection_OD, Tensor), "it is never quantized"
-        found = LayerInputsWeights(projection_OD, self._table_VO, self._norm_P)
+        found = LayerInputsWeights(projection_OD, self.table_VO, self._norm_P)
         if self._streams_in is not None and self._streams_out is not None:
             weights: list[Any] = [self._streams_in.weight, *(each.weight for each in self._streams_out)]
             found.streams_in_XD, found.streams_out_XD = weights[0], torch.cat(weights[1:])

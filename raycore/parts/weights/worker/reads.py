@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from raycore.decoder.network import Network
+from raycore.layers.layer_inputs import LayerInputs
 from raycore.models.spec import ModelSpec
 from raycore.parts.weights.worker.in_place import weight_tensors
 
@@ -28,14 +29,16 @@ def bytes_of_step(network: Network, spec: ModelSpec) -> int:
     """Return how many bytes of weights a decode step reads. 0 if that depends on the step's tokens, or isn't known.
 
     Each weight of the layers and of the head is read once, in the form in which it lies in memory. The embedding counts
-    only where the head is computed with it.
+    only where the head is computed with it, and the table of layers' inputs, of which a token has a row, doesn't.
     """
     if spec.has_experts or spec.implementation == "transformers":
         return 0
     outside = network.weight_parts.outside_layers
     sizes, head, embedding = map(_sizes, (network, outside.get("head"), outside.get("embedding")))
+    inputs = outside.get("layer_inputs")
+    num_bytes = sum(sizes.values()) - (inputs.table_VO.nbytes if isinstance(inputs, LayerInputs) else 0)
     # a head in another form than the embedding is read instead of it
-    return sum(sizes.values()) - (sum(embedding.values()) if head.keys() - embedding.keys() else 0)
+    return num_bytes - (sum(embedding.values()) if head.keys() - embedding.keys() else 0)
 
 
 def read_rate(tensors: Iterable[Tensor]) -> float:

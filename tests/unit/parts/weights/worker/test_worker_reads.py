@@ -68,6 +68,17 @@ def test_a_step_reads_the_layers_and_the_head_once_but_no_embedding(tmp_path: Pa
 
 
 @needs_kernels
+def test_a_step_reads_a_few_rows_of_the_table_of_layers_inputs(tmp_path: Path) -> None:
+    found: list[int] = []
+    for num_tokens in (208, 416):
+        path = make_checkpoint("gemma4", tmp_path / str(num_tokens), vocab_size_per_layer_input=num_tokens)
+        spec = fit_model(load_model_spec(path), path)
+        weights = load_decoder_weights(WeightShare(spec, torch.float32), path)
+        found.append(bytes_of_step(Decoder(spec, weights, TensorParallel(), NativeOperations()), spec))
+    assert found[0] == found[1] > 0
+
+
+@needs_kernels
 @pytest.mark.parametrize("is_tied", [True, False])
 def test_a_head_in_integers_counts_as_they_are_in_memory(tmp_path: Path, is_tied: bool) -> None:
     gguf_files = pytest.importorskip("gguf_files", reason="needs the extra gguf")
