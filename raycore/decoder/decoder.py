@@ -145,6 +145,7 @@ class Decoder(Network):
             assert rows_R is not None, "some rows are kept"
             self._handed.keep_rows(rows_R)
             h_TD = self._layers[-1](h_TD, attention, rows_R)
+        self._handed.clear()
         if not self.stage.is_last:
             return h_TD
         h_TD, num_layers = self._ended(h_TD), self.stage.layers.stop

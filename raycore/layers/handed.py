@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from raycore.weights.object_parts import StepObject
 
-
-class Handed(StepObject):
+class Handed:
     """That of one network. Layers read what has been set in the same step."""
 
     def __init__(self) -> None:
         self._keys_and_values: dict[int, Tensor] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all after the step's last layer, because memory is for what comes then."""
+        self._keys_and_values.clear()
         self._inputs_TLP: Tensor | None = None
         self._rows_R: Tensor | None = None
 

@@ -13,10 +13,6 @@ _LIBRARIES = ("builtins", "torch", "triton", "numpy")
 """Modules whose objects have no weights, except for containers, tensors, and modules of networks."""
 
 
-class StepObject:
-    """What has tensors of a step, and no weights. Walks leave it out."""
-
-
 def named_parts(each: Any) -> Iterator[tuple[object, object]]:
     """Yield the objects that `each` refers to, with names that are the same in another object made by the same code.
 

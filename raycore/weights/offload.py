@@ -14,11 +14,10 @@ from torch import Tensor, UntypedStorage
 from raycore.errors import RaycoreError
 from raycore.parallel.tensor_parallel import TensorParallel
 from raycore.parts.experts.parallel import ExpertParallel
-from raycore.weights.object_parts import StepObject, named_parts
+from raycore.weights.object_parts import named_parts
 
-SHARED = (TensorParallel, ExpertParallel, StepObject)
-"""Classes of objects without weights: their buffers may be those of other processes, too, or of a step. Their memory
-stays where it is."""
+SHARED = (TensorParallel, ExpertParallel)
+"""Classes of objects whose buffers other processes may use, too. Their memory stays where it is."""
 
 
 def tensors_of(root: object, device: torch.device) -> list[Tensor]:

@@ -6,14 +6,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from families import make_checkpoint
 from layer_places import place_of, random_layout
 from model_specs import spec_of
 from torch import Tensor
 
-from raycore.decoder.streams import StreamsLayer
+from raycore.checkpoint.model_spec import load_model_spec
+from raycore.checkpoint.stored_model import fit_model
+from raycore.decoder.streams import StreamsDecoder, StreamsLayer
 from raycore.layers.handed import Handed
+from raycore.layers.operations import Operations
+from raycore.parallel.tensor_parallel import TensorParallel
+from raycore.parts.weights.worker.in_place import weight_tensors
 from raycore.step.batch import StepInputs
 from raycore.step.device_batch import StepTensors
+from raycore.weights.loader import load_decoder_weights
+from raycore.weights.share import WeightShare
 
 CONFIG: dict[str, Any] = {
     "vocab_size": 100,
@@ -57,3 +65,14 @@ def test_a_layer_may_end_with_some_rows_alone(tmp_path: Path) -> None:
     for row in range(5):
         handed.begin(inputs_TLP[row : row + 1])
         torch.testing.assert_close(layer(h_TX[row : row + 1].clone(), QueriesBack()), all_TX[row : row + 1])
+
+
+def test_a_network_keeps_nothing_of_a_step(tmp_path: Path) -> None:
+    path = make_checkpoint("gemma3n", tmp_path)
+    spec = fit_model(load_model_spec(path), path)
+    weights = load_decoder_weights(WeightShare(spec, torch.float32), path)
+    network = StreamsDecoder(spec, weights, TensorParallel(), Operations(torch.device("cpu")))
+    before = weight_tensors(network).keys()
+    for rows_R in (None, torch.tensor([2])):
+        assert len(network.forward(torch.arange(3), QueriesBack(), rows_R)) == (3 if rows_R is None else 1)
+        assert weight_tensors(network).keys() == before
