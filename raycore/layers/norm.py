@@ -132,7 +132,7 @@ class WidthNorm:
         parts = qkv_TO[:, :num_q], qkv_TO[:, num_q : num_q + num_k]
         wide = [part.float() for part in parts]
         groups = [wide_TO.unsqueeze(1) for wide_TO in wide]
-        sums_T2 = _sums_over_ranks(groups, self._ranks, batch_invariant=self._batch_invariant)
+        sums_T2 = sums_over_ranks(groups, self._ranks, batch_invariant=self._batch_invariant)
         for part, wide_TO, weight, sum_T, num_summed in zip(
             parts, wide, self._weights, sums_T2.unbind(1), self._num_summed, strict=True
         ):
@@ -188,25 +188,29 @@ class GroupNorm:
     def __call__(self, x: Tensor) -> Tensor:
         """Return a normalized copy of `x` [T, O]."""
         wide_TGX = x.float().view(len(x), self._num_groups, -1)
-        sums_TG = _sums_over_ranks([wide_TGX], self._ranks, batch_invariant=self._batch_invariant)
+        sums_TG = sums_over_ranks([wide_TGX], self._ranks, batch_invariant=self._batch_invariant)
         inverse_TG1 = torch.rsqrt(sums_TG / self._group_size + self._eps)[:, :, None]
         return (wide_TGX * inverse_TG1).view(x.shape).to(x.dtype).mul_(self.weight)
 
 
-def _sums_over_ranks(groups: Sequence[Tensor], ranks: TensorParallel, *, batch_invariant: bool) -> Tensor:
-    """Return the sums of squares [T, G] of groups of elements that are divided over ranks.
+def sums_over_ranks(
+    groups: Sequence[Tensor], ranks: TensorParallel, *, batch_invariant: bool, squared: bool = True
+) -> Tensor:
+    """Return the sums [T, G] of the squares of groups of elements that are divided over ranks.
 
     Args:
         groups: [T, G1, X1], [T, G2, X2], ... of this rank. G is G1 + G2 + ...
         batch_invariant: make the bits of a row's sums independent of the other rows, and of the number of ranks, if
             `num_parts` of all X isn't 0.
+        squared: add up squares. Otherwise, the elements themselves.
     """
     if not batch_invariant:
-        return ranks.all_reduce_(torch.cat([each.square().sum(dim=2) for each in groups], dim=1))
+        return ranks.all_reduce_(torch.cat([(each.square() if squared else each).sum(dim=2) for each in groups], dim=1))
     count = min(ranks.num_parts(each.shape[2]) for each in groups)
 
     def sums(x_TGX: Tensor) -> Tensor:
-        return x_TGX.view(*x_TGX.shape[:2], max(count, 1), -1).square().sum(dim=3)
+        parts_TGPX = x_TGX.view(*x_TGX.shape[:2], max(count, 1), -1)
+        return (parts_TGPX.square() if squared else parts_TGPX).sum(dim=3)
 
     sums_TGP = torch.cat([on_one_thread(sums, each) for each in groups], dim=1)
     return ranks.sum_parts(sums_TGP.unbind(2)) if count else ranks.all_reduce_(sums_TGP.squeeze(2))

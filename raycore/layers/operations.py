@@ -27,7 +27,7 @@ from raycore.layers.linear import (
     TiledLinear,
     make_linear,
 )
-from raycore.layers.norm import AddLayerNorm, GroupNorm, LayerNorm, OwnHeadNorm, RMSNorm, WidthNorm
+from raycore.layers.norm import AddLayerNorm, GroupNorm, LayerNorm, OwnHeadNorm, RMSNorm, WidthNorm, sums_over_ranks
 from raycore.layers.rows import TILE_ROWS, Tiles, on_one_thread, row_by_row
 from raycore.models.spec import Gate
 from raycore.parallel.tensor_parallel import TensorParallel
@@ -220,6 +220,14 @@ class Operations:
         """Return the norm of groups of elements. The arguments are those of `GroupNorm`."""
         weight_O = weight_O.to(self.device)
         return GroupNorm(weight_O, num_groups, eps, ranks, batch_invariant=self._batch_invariant)
+
+    def sums_over_ranks(self, x_TX: Tensor, ranks: TensorParallel, *, squared: bool) -> Tensor:
+        """Return the sums [T, 1] of rows that are divided over ranks, or of their squares."""
+        return sums_over_ranks([x_TX.unsqueeze(1)], ranks, batch_invariant=self._batch_invariant, squared=squared)
+
+    def tanh(self, x_TX: Tensor) -> Tensor:
+        """Return the hyperbolic tangent of each element."""
+        return on_one_thread(row_by_row(torch.tanh), x_TX) if self._batch_invariant else x_TX.tanh()
 
     def sigmoid(self, x_TE: Tensor) -> Tensor:
         """Return `1 / (1 + exp(-x))` of each element."""

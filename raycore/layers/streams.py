@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from raycore.layers.feed_forward import DenseFeedForward
 from raycore.layers.linear import AroundLinear, Linear
@@ -71,11 +71,11 @@ class StreamsFeedForward(DenseFeedForward):
             adapted = place.adapt(linear, name, ranks)
             if name != "gate_up" or part.cutoff is None:
                 return adapted
-            return _SparseGate(adapted, part.cutoff, part.intermediate_size, place.ranks)
+            return _SparseGate(adapted, part.cutoff, part.intermediate_size, place)
 
         super().__init__(place if part.cutoff is None else replace(place, adapt=adapt), weights)
         operations, eps = place.operations, place.spec.rms_norm_eps
-        self._layer, self._handed = place.index, place.handed
+        self._layer, self._handed, self._tanh = place.index, place.handed, operations.tanh
         self._kept = {name: getattr(weights, name) for name in _KEPT}
         self._router_scale = place.spec.hidden_size**-1.0
         self._router_norm = operations.rms_norm(weights.router_norm_D, eps)
@@ -124,7 +124,7 @@ class StreamsFeedForward(DenseFeedForward):
 
     def _modalities(self, x_TD: Tensor) -> Tensor:
         routed_TS = self._router(self._router_norm(x_TD.contiguous()).mul_(self._router_scale))
-        return torch.tanh(routed_TS.float()).to(x_TD.dtype)
+        return self._tanh(routed_TS.float()).to(x_TD.dtype)
 
     def weights(self) -> StreamsWeights:
         linears: dict[str, Any] = {
@@ -142,19 +142,21 @@ class StreamsFeedForward(DenseFeedForward):
 class _SparseGate(AroundLinear):
     """The linear layer of gate and up, of whose gate few numbers are left. Implements `Linear`."""
 
-    def __init__(self, linear: Linear, cutoff: float, size: int, ranks: TensorParallel) -> None:
+    def __init__(self, linear: Linear, cutoff: float, size: int, place: PartPlace) -> None:
         super().__init__(linear)
-        self._cutoff, self._size, self._ranks = cutoff, size, ranks
+        self._cutoff, self._size = cutoff, size
+        self._sums = partial(place.operations.sums_over_ranks, ranks=place.ranks)
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         gate_up_TF = self._linear(x_TI)
         gate_TF = gate_up_TF[:, : gate_up_TF.shape[1] // 2]
         wide_TF = gate_TF.float()
-        mean_T1 = self._ranks.all_reduce_(wide_TF.sum(1, keepdim=True)).div_(self._size)
-        wide_TF -= mean_T1
-        squares_T1 = self._ranks.all_reduce_(wide_TF.square().sum(1, keepdim=True))
-        deviation_T1 = squares_T1.div_(self._size).sqrt_()
-        gate_TF.copy_(functional.relu(wide_TF.sub_(deviation_T1.mul_(self._cutoff))))
+        mean_T1 = self._sums(wide_TF, squared=False) / self._size
+        deviation_T1 = (self._sums(wide_TF - mean_T1, squared=True) / self._size).sqrt_()
+        # rounded, as in transformers' code: what is left is a small difference
+        dtype = gate_TF.dtype
+        scaled_T1 = deviation_T1.to(dtype) * torch.tensor(self._cutoff, dtype=dtype, device=gate_TF.device)
+        gate_TF.sub_(mean_T1.to(dtype) + scaled_T1).relu_()
         return gate_up_TF
 
     def add_to(self, residual_TO: Tensor, x_TI: Tensor) -> Tensor:

@@ -33,13 +33,14 @@ class StreamsSpec(ClosingSpec, frozen=True, kw_only=True):
     """Of each token's gate, what is not so many standard deviations above the mean becomes 0, and that is subtracted
     from the rest. None: the gate stays as it is."""
     scales_active: bool = True
-    """Whether the layer's own input is added by a gate that reads the active stream after a multiplication."""
+    """Whether the gate of the layer's own input reads the active stream times `active_scale_D`."""
 
     refused: ClassVar[Mapping[Refusable, str]] = {"heads": "has layers with several streams of hidden states"}
     computed_by: ClassVar[str] = "raycore.layers.streams.StreamsFeedForward"
     weights_class: ClassVar[str] = "raycore.layers.streams.StreamsWeights"
     described: ClassVar[str] = "has several streams of hidden states"
     by_torch: ClassVar[str] = "streams of hidden states"
+    depends_on_threads: ClassVar[bool] = True
 
     def linears(
         self, model: ModelSpec, tp_rank: int = 0, tp_size: int = 1, num_inputs: int | None = None

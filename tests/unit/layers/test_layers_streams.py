@@ -9,7 +9,10 @@ import pytest
 import torch
 from layer_places import place_of, random_part
 from model_specs import spec_of
+from test_sums_in_parts import on_ranks, own_part
 from torch.nn import functional
+from transformers.models.gemma3n.configuration_gemma3n import Gemma3nTextConfig
+from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextMLP
 
 from raycore.layers.handed import Handed
 from raycore.layers.streams import StreamsFeedForward
@@ -74,3 +77,43 @@ def test_few_numbers_of_a_gate_are_left(tmp_path: Path) -> None:
     assert 0 < left_TF.count_nonzero() < left_TF.numel() / 2
     expected_TD = (functional.gelu(left_TF, approximate="tanh") * up_TF) @ weights.down_DF.t()
     torch.testing.assert_close(part.apply(x_TD), expected_TD)
+
+
+def test_a_gate_in_16_bits_is_rounded_as_in_transformers(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    spec = spec_of(tmp_path, "Gemma3nForCausalLM", **CONFIG | {"intermediate_size": 1024})
+    reference = Gemma3nTextMLP(Gemma3nTextConfig(**CONFIG | {"intermediate_size": 1024}), 0).bfloat16()
+    linears = (reference.gate_proj, reference.up_proj, reference.down_proj)
+    weights = random_part(spec, spec.feed_forwards[0])
+    for field, each in vars(weights).items():
+        if each is not None:
+            setattr(weights, field, each.bfloat16())
+    with torch.no_grad():
+        for linear, weight in zip(linears, (*weights.gate_up_FD.chunk(2), weights.down_DF), strict=True):
+            linear.weight.copy_(weight)
+        x_TD = torch.randn(64, 32).bfloat16()
+        gate_TF = reference._gaussian_topk(reference.gate_proj(x_TD))
+    part = StreamsFeedForward(place_of(spec, 0), weights)
+    sparse = part.gate_up._linear
+    found_TF = sparse(x_TD).chunk(2, 1)[0]
+    assert ((found_TF > 0) != (gate_TF > 0)).float().mean() < 1e-4
+    torch.testing.assert_close(found_TF, gate_TF)
+
+
+def test_gates_have_the_same_bits_on_any_number_of_ranks(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    spec, x_TF = spec_of(tmp_path, "Gemma3nForCausalLM", **CONFIG), torch.randn(5, 4096)
+
+    def sums(num_ranks: int) -> list[torch.Tensor]:
+        operations = place_of(spec, 0, batch_invariant=True).operations
+        return on_ranks(
+            num_ranks,
+            lambda ranks: torch.cat(
+                [operations.sums_over_ranks(own_part(x_TF, ranks), ranks, squared=each) for each in (False, True)], 1
+            ),
+        )
+
+    (alone,) = sums(1)
+    torch.testing.assert_close(alone, torch.stack([x_TF.sum(1), x_TF.square().sum(1)], 1), atol=1e-3, rtol=1e-5)
+    for num_ranks in (2, 4):
+        assert all(torch.equal(each, alone) for each in sums(num_ranks))
