@@ -97,7 +97,6 @@ _EXPERTS = {
     "interleave_moe_layer_step": ("moe_layer_interval",),
     "expert_weights_norm": ("norm_topk_prob",),
     "shortconv.l_cache": ("conv_L_cache",),
-    "use_parallel_residual": ("use_parallel_residual",),
 }
 """By the key of the metadata: what it is in config.json, by family."""
 _MADE = ("Q4_K", "Q5_K", "Q6_K")
@@ -354,6 +353,8 @@ def _add_metadata(writer: gguf.GGUFWriter, name: str, config: dict[str, Any], me
         value = next((config[each] for each in theirs if config.get(each) is not None), None)
         if value is not None:
             add_entry(writer, f"{name}.{key}", value)
+    if name == "stablelm":  # llama.cpp's converter says so of all checkpoints without that key
+        add_entry(writer, f"{name}.use_parallel_residual", True)
     for key, value in metadata.items():
         add_entry(writer, key, value)
 

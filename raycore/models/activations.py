@@ -15,6 +15,7 @@ _NAMES: Mapping[str, str] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
     "relu": "relu",
     "relu2": "relu2",
     "tanh": "tanh",

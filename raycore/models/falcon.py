@@ -28,6 +28,7 @@ _DEFAULTS = {
 _KEYS = {
     "layer_norm_epsilon": "rms_norm_eps",
     "activation": "hidden_act",
+    "n_embed": "hidden_size",
     "n_layer": "num_hidden_layers",
     "n_head": "num_attention_heads",
     "n_head_kv": "num_kv_heads",
@@ -37,11 +38,11 @@ _KEYS = {
 
 def _convert(config: dict[str, Any]) -> dict[str, Any]:
     """Return what is in config.json, with the number of key-value heads, which it may only imply."""
-    config |= {ours: config[theirs] for theirs, ours in _KEYS.items() if config.get(theirs) is not None}
+    config = {ours: config[theirs] for theirs, ours in _KEYS.items() if config.get(theirs) is not None} | config
     fields = fields_of(config, _DEFAULTS)
     num_kv_heads = fields.optional_int("num_kv_heads") or fields.int_("num_attention_heads")
-    if not fields.bool_("new_decoder_architecture") and fields.bool_("multi_query"):
-        num_kv_heads = 1
+    if not fields.bool_("new_decoder_architecture"):
+        num_kv_heads = 1 if fields.bool_("multi_query") else fields.int_("num_attention_heads")
     size = fields.optional_int("ffn_hidden_size") or 4 * fields.int_("hidden_size")
     return config | {"num_key_value_heads": num_kv_heads, "intermediate_size": size}
 

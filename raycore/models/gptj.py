@@ -8,7 +8,7 @@ from typing import Any
 
 from raycore.json_fields import JsonFields
 from raycore.models.family import DEFAULTS, Family, fields_of, ungated_parts
-from raycore.models.rotation import head_dim, parse_rotation
+from raycore.models.rotation import head_dim, parse_rotation, rotated_fraction
 from raycore.models.spec import Parts, Roots, TensorNames
 
 _DEFAULTS = {
@@ -52,13 +52,13 @@ def _convert(config: dict[str, Any]) -> dict[str, Any]:
     config |= {ours: config[theirs] for theirs, ours in _KEYS.items() if theirs in config}
     fields = fields_of(config, _DEFAULTS)
     num_rotated, size = fields.int_("rotary_dim"), head_dim(fields)
-    if num_rotated > size:
-        raise fields.error("rotary_dim", f"at most {size}, the components of a head")
+    if num_rotated > size or num_rotated % 2:
+        raise fields.error("rotary_dim", f"an even number, at most {size}, the components of a head")
     inner = fields.optional_int("n_inner") or 4 * fields.int_("hidden_size")
     return config | {
         "intermediate_size": inner,
         "num_key_value_heads": None,
-        "partial_rotary_factor": num_rotated / size,
+        "partial_rotary_factor": rotated_fraction(num_rotated, size),
     }
 
 

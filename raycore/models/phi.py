@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from raycore.json_fields import JsonFields
-from raycore.models.family import DEFAULTS, Family, check_known, norm_eps_at, ungated_parts
+from raycore.models.family import DEFAULTS, Family, norm_eps_at, ungated_parts
 from raycore.models.spec import Parts, TensorNames
 
 _DEFAULTS = {
@@ -26,9 +26,8 @@ _NAMES = TensorNames(
 
 
 def _parts(config: JsonFields) -> Parts:
-    check_known(config, {"qk_layernorm": False})
     biases = dict.fromkeys(("qkv_bias", "o_bias", "mlp_bias", "head_bias"), True)
     return ungated_parts(config, **biases, is_parallel=True, names=_NAMES)
 
 
-PHI = Family(_DEFAULTS, _parts, norm_eps_at("layer_norm_eps"))
+PHI = Family(_DEFAULTS, _parts, norm_eps_at("layer_norm_eps"), only={"qk_layernorm": False})

@@ -60,7 +60,10 @@ _FP8_TENSORS = (
 _FP8_SCALES = ("weight_scale", "weight_scale_inv")
 """What tools call the scales of weights in fp8. Both are what the stored numbers are multiplied by."""
 _TORCHAO_NUMBERS, _TORCHAO_SCALES = "_weight_qdata", "_weight_scale"
-_TORCHAO_TENSORS = (_TORCHAO_NUMBERS, _TORCHAO_SCALES, "_weight_zero_point")
+_TORCHAO_TENSORS = (
+    *(_TORCHAO_NUMBERS, _TORCHAO_SCALES, "_weight_zero_point"),
+    *("_weight_act_quant_scale", "_weight_act_quant_zero_point"),  # of inputs, as input_scale
+)
 _TORCHAO: dict[str, tuple[Literal["float8", "torchao"], int, Literal[8, 16]]] = {
     "Int8WeightOnlyConfig": ("torchao", 8, 16),
     "Int8DynamicActivationInt8WeightConfig": ("torchao", 8, 8),

@@ -143,7 +143,13 @@ def parse_minimax_rotation(config: JsonFields) -> Rotation:
         return rotation
     if num_rotated > size or num_rotated % 2:
         raise config.error("rotary_dim", f"an even number, at most head_dim={size}")
-    return msgspec.structs.replace(rotation, fraction=num_rotated / size)
+    return msgspec.structs.replace(rotation, fraction=rotated_fraction(num_rotated, size))
+
+
+def rotated_fraction(num_rotated: int, size: int) -> float:
+    """Return the fraction of a head of `size` components with which `num_rotated` of them turn."""
+    fraction = num_rotated / size
+    return fraction if int(size * fraction) == num_rotated else math.nextafter(fraction, 1.0)
 
 
 def rope_parameters(config: JsonFields, kind: str | None = None) -> JsonFields:

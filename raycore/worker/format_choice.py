@@ -60,7 +60,9 @@ def choose_formats(
     for name in found:
         if reasons[name] is not None and others is None:
             _warn(name, reasons[name] or "", model)
-    kept: frozenset[Format] = frozenset(name for name in found if reasons[name] is None)
+    # whoever wants integers gets them of what is stored in fp8, too
+    left = {"fp8", "fp8_blocks"} if others == "integers" else set[Format]()
+    kept: frozenset[Format] = frozenset(name for name in found if reasons[name] is None and name not in left)
     return LinearFormats(kept, others, short_rows, device.type == "cpu" and not kept <= {"integers"})
 
 

@@ -168,7 +168,6 @@ _ARCHITECTURES = {
         "StableLmForCausalLM",
         "stablelm",
         _LLAMA | {"attn_q_norm": "self_attn.q_layernorm.norms.{}", "attn_k_norm": "self_attn.k_layernorm.norms.{}"},
-        keys={"use_parallel_residual": "use_parallel_residual"},
         always={"partial_rotary_factor": 1.0},
         eps="layer_norm_eps",
     ),

@@ -207,6 +207,8 @@ class _Config:
         keys = {"ernie4_5": "use_bias", "qwen2moe": "qkv_bias", "stablelm": "use_qkv_bias", "starcoder2": "use_bias"}
         own: dict[str, Any] = {"attention_out_bias": has_own} if self._name == "seed_oss" else {}
         has_norms = "blk.0.attn_q_norm.weight" in self._file.tensors
+        if self._name == "stablelm":  # files say so of others, too
+            own["use_parallel_residual"] = "blk.0.ffn_norm.weight" not in self._file.tensors
         own |= {key: has_norms for key in ("use_qk_norm", "qk_layernorm") if self._name in _WITH_NORMS.get(key, ())}
         return own | {keys.get(self._name, "attention_bias"): has_bias, "mlp_bias": has_last}
 

@@ -20,8 +20,11 @@ def test_falcon_7b_has_one_key_value_head_and_one_norm(tmp_path: Path) -> None:
     assert (spec.qkv_by_group, spec.is_parallel, spec.is_gated, spec.qkv_bias) == (False, True, False, False)
     assert spec.norms(0).given == ["input_layernorm"]
     # as in early files
-    early = spec_of(tmp_path, FALCON, n_layer=2, n_head=8, hidden_size=512, n_head_kv=2, multi_query=False, bias=True)
-    assert (early.num_layers, early.num_heads, early.num_kv_heads, early.mlp_bias) == (2, 8, 2, True)
+    early = spec_of(tmp_path, FALCON, n_layer=2, n_head=8, n_embed=512, n_head_kv=2, multi_query=False, bias=True)
+    assert (early.num_layers, early.num_heads, early.num_kv_heads, early.mlp_bias) == (2, 8, 8, True)
+    assert early.hidden_size == 512
+    # present keys count
+    assert spec_of(tmp_path, FALCON, n_head=4, num_attention_heads=8, hidden_size=512).num_heads == 8
 
 
 def test_falcon_40b_has_several_key_value_heads_and_a_norm_of_each_block(tmp_path: Path) -> None:
@@ -41,7 +44,15 @@ def test_blocks_of_falcon_may_follow_each_other(tmp_path: Path) -> None:
 
 
 def test_keys_of_gpt_neox_are_read(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path, GPT_NEOX, rotary_pct=0.5, rotary_emb_base=500, layer_norm_eps=0.1, num_hidden_layers=1)
+    spec = spec_of(
+        tmp_path,
+        GPT_NEOX,
+        rotary_pct=0.5,
+        rotary_emb_base=500,
+        layer_norm_eps=0.1,
+        num_hidden_layers=1,
+        hidden_act="gelu_fast",
+    )
     (rotation,) = spec.rotations
     assert rotation is not None
     assert (rotation.fraction, rotation.theta, spec.rms_norm_eps) == (0.5, 500.0, 0.1)
@@ -58,6 +69,9 @@ def test_keys_of_gptj_are_read(tmp_path: Path) -> None:
     assert (spec.rotations[0].fraction, spec.rotations[0].is_adjacent) == (0.5, True)
     assert (spec.qkv_bias, spec.o_bias, spec.mlp_bias, spec.has_head_bias) == (False, False, True, True)
     assert spec.norms(0).given == ["ln_1"]
+    (rotation,) = spec_of(tmp_path, GPTJ, n_embd=100, n_head=1, n_layer=1, rotary_dim=58).rotations
+    assert rotation is not None
+    assert rotation.num_components(100) == 58  # and 100 · (58 / 100) is less
 
 
 def test_everything_of_phi_has_a_bias(tmp_path: Path) -> None:
@@ -75,12 +89,11 @@ def test_everything_of_phi_has_a_bias(tmp_path: Path) -> None:
         (FALCON, {**NEW, "parallel_attn": False}, "parallel_attn=False: expected true with new_decoder_architecture"),
         (FALCON, {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn=2: expected 1, or 2 with"),
         (FALCON, {"activation": "selu"}, "hidden_act='selu': expected one of"),
-        (GPTJ, {"rotary_dim": 512}, "rotary_dim=512: expected at most 256"),
-        (GPTJ, {"rotary_dim": 33}, "partial_rotary_factor=.*: expected one that gives an even number of"),
+        (GPTJ, {"rotary_dim": 512}, "rotary_dim=512: expected an even number, at most 256"),
+        (GPTJ, {"rotary_dim": 33}, "rotary_dim=33: expected an even number, at most 256"),
         (GPTJ, {"rotary_dim": None}, "rotary_dim is missing: expected an integer"),
         (GPT_NEOX, {"rotary_pct": 2}, "partial_rotary_factor=2: expected a number up to 1"),
         (GPT_NEOX, {"rotary_pct": 0.35}, "partial_rotary_factor=0.35: expected one that gives an even number of .*96"),
-        (PHI, {"qk_layernorm": True}, "qk_layernorm=True: expected false"),
         (PHI, {"rope_parameters": {"partial_rotary_factor": 0.25}, "hidden_size": 640}, "rope_parameters.*even number"),
     ],
 )

@@ -187,7 +187,7 @@ def test_fp8_is_kept_with_scales_of_groups_on_cpus_with_native_kernels(tmp_path:
         assert chosen(config(tmp_path, STORED | shape), 2, CPU) == KEPT_FP8
         assert chosen(config(tmp_path, BLOCKS | shape), 2, CPU) == replace(KEPT_FP8, stored=frozenset(["fp8_blocks"]))
     assert chosen(config(tmp_path, STORED, batch_invariant=True), 1, CPU) == KEPT_FP8
-    assert chosen(config(tmp_path, STORED, quantization="int8"), 1, CPU) == replace(KEPT_FP8, others="integers")
+    assert chosen(config(tmp_path, STORED, quantization="int8"), 1, CPU) == replace(CONVERTED, others="integers")
     assert not caplog.records
     assert chosen(config(tmp_path, BLOCKS), 1, GPU) == CONVERTED
     assert "weights in fp8, in blocks, are converted: no kernel here multiplies with a scale for each" in caplog.text
