@@ -67,7 +67,7 @@ class BlockSelection(IndexedKeys):
             hidden_S1L = torch.arange(len(keys_LD), device=self._device) >= ends_S11
             products_SKL = products_SKL.masked_fill(hidden_S1L, -torch.inf)
         padded_SKX = functional.pad(products_SKL, [0, -len(keys_LD) % index.block_size], value=-torch.inf)
-        scores_SKB = padded_SKX.unflatten(2, (-1, index.block_size)).amax(3)
+        scores_SKB = padded_SKX.view(*padded_SKX.shape[:2], -1, index.block_size).amax(3)
         last_S1B = (ends_S11 - 1) // index.block_size - torch.arange(scores_SKB.shape[2], device=self._device)
         return scores_SKB.masked_fill_((last_S1B >= 0) & (last_S1B < index.num_local), torch.inf)
 

@@ -85,7 +85,7 @@ class _Part(NamedTuple):
         starts, counts, first_rows = (step.starts + skipped)[own], counts[own], (step.first_rows + skipped)[own]
         if counts.sum() == len(step.positions):
             return cls(step, tensors, None)
-        rows = np.arange(counts.sum()) + np.repeat(first_rows - (np.cumsum(counts) - counts), counts)
+        rows = np.arange(int(counts.sum())) + np.repeat(first_rows - (np.cumsum(counts) - counts), counts)
         part = replace(
             step,
             slots=step.slots[own],
@@ -131,7 +131,7 @@ class SelectedAttention:
 
     def begin(self, step: StepInputs, tensors: StepTensors) -> None:
         """Prepare for the layers of `step`, whose inputs on the device are `tensors`."""
-        num_whole = np.clip(self._selection.num_seen - step.starts, 0, step.counts)
+        num_whole = np.minimum(np.maximum(self._selection.num_seen - step.starts, 0), step.counts)
         num_selecting = step.counts - num_whole
         self._whole = self._selecting = self._selected_SX = None
         if num_whole.any() or not num_selecting.any():

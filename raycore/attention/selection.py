@@ -108,7 +108,7 @@ class IndexedKeys:
         """Return heads after their rotation, in the order of pairs."""
         turned_TNX, rest_TNX = heads_TND.tensor_split([self._index.num_rotated], 2)
         if not self._index.is_adjacent:
-            turned_TNX = turned_TNX.unflatten(2, (2, -1)).transpose(2, 3).flatten(2)
+            turned_TNX = turned_TNX.reshape(*turned_TNX.shape[:2], 2, -1).transpose(2, 3).flatten(2)
         turned_TNX = turned_TNX.clone(memory_format=torch.contiguous_format)
         if self._batch_invariant:
             on_one_thread(rotate_, turned_TNX, turns_T1C)
@@ -159,7 +159,7 @@ class TokenSelection(IndexedKeys):
     def _parts_of(self, beside_TX: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return what queries are made of, keys, and the weights of the indexer's heads."""
         sizes = [self._index.query_rank, self._index.head_dim, self._index.num_heads]
-        made_of_TQ, keys_TD, weights_TN = beside_TX.split(sizes, 1)
+        made_of_TQ, keys_TD, weights_TN = torch.split(beside_TX, sizes, 1)
         return made_of_TQ, keys_TD, weights_TN
 
     def _scores(self, q_SND: Tensor, weights_SN: Tensor, keys_LD: Tensor, ends_S: Ints) -> Tensor:
