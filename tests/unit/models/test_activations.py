@@ -30,5 +30,6 @@ def test_an_activation_computes_what_transformers_calls_so(name: str) -> None:
 @pytest.mark.parametrize("value", ["mish", "relu", None, ["silu"]])
 def test_others_than_the_known_ones_are_refused(value: object) -> None:
     fields = JsonFields("config.json", {"act": value})
-    with pytest.raises(InvalidCheckpoint, match="one of silu, swish, gelu, gelu_pytorch_tanh, gelu_new, relu2"):
+    known = "one of silu, swish, gelu, gelu_pytorch_tanh, gelu_new, gelu_fast, relu2"
+    with pytest.raises(InvalidCheckpoint, match=known):
         read_activation(fields, "act", get_args(GateName))
