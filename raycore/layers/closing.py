@@ -19,39 +19,45 @@ from raycore.weights.weight import Weight
 
 
 @dataclass(kw_only=True)
-class ClosingWeights(MlpWeights):
-    """The weights of such a part on one rank."""
+class EndWeights:
+    """The weights of the end of a layer, which every rank has whole."""
 
     after_D: Tensor
-    """Of the norm of the dense network's result."""
+    """Of the norm of the feed-forward part's result."""
     scalar_1: Tensor
     input_gate_PD: Weight | None = None
     input_out_DP: Weight | None = None
     input_norm_D: Tensor | None = None
 
     NAMES: ClassVar[Mapping[str, str]] = {
-        **MlpWeights.NAMES,
         "after_D": "post_feedforward_layernorm.weight",
         "scalar_1": "layer_scalar",
         "input_gate_PD": "per_layer_input_gate.weight",
         "input_out_DP": "per_layer_projection.weight",
         "input_norm_D": "post_per_layer_input_norm.weight",
     }
-    MULTIPLIED: ClassVar[tuple[str, ...]] = (*MlpWeights.MULTIPLIED, "input_gate_PD", "input_out_DP")
+    MULTIPLIED: ClassVar[tuple[str, ...]] = ("input_gate_PD", "input_out_DP")
+
+
+@dataclass(kw_only=True)
+class ClosingWeights(EndWeights, MlpWeights):
+    """The weights of such a part on one rank."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {**MlpWeights.NAMES, **EndWeights.NAMES}
+    MULTIPLIED: ClassVar[tuple[str, ...]] = (*MlpWeights.MULTIPLIED, *EndWeights.MULTIPLIED)
 
 
 class LayerEnd:
     """What ends a layer after its feed-forward part."""
 
-    def __init__(self, place: PartPlace, weights: Any) -> None:
-        """`weights`: have the fields of `ClosingWeights` that aren't those of a dense network."""
+    def __init__(self, place: PartPlace, weights: EndWeights) -> None:
         spec, operations, adapt = place.spec, place.operations, place.adapt
         self._layer, self._handed = place.index, place.handed
         self._after_D, self._input_norm_D = weights.after_D, weights.input_norm_D
         self._after = operations.rms_norm(weights.after_D, spec.rms_norm_eps)
         self._scalar_1 = weights.scalar_1.to(operations.device)
         self._gate = None
-        if weights.input_gate_PD is not None:
+        if weights.input_gate_PD is not None and weights.input_out_DP is not None and weights.input_norm_D is not None:
             around: Callable[[Linear], Linear] | None = (
                 None if adapt is unadapted else lambda linear: adapt(linear, "layer_input_gate", None)
             )

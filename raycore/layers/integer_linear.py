@@ -107,7 +107,7 @@ class IntegerLinear:
 
     def numbers(self, outputs_T: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the weight's rows of some outputs, [T, I], as `IntegerWeight.dequantize` would. Groups must be whole,
-        and the code not `e2m1`."""
+        and the code neither `e2m1` nor `e4m3`."""
         return self._packed.numbers(outputs_T, dtype)
 
     def __call__(self, x_TI: Tensor) -> Tensor:

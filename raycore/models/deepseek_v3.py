@@ -78,7 +78,7 @@ def latent_parts(
     Args:
         is_adjacent: whether rotated pairs are adjacent in the checkpoint.
         sparse: for each layer, whether it has experts.
-        mtp: the tensors of the first layer that predicts further tokens. None: such layers aren't computed.
+        mtp: the tensors of the layers that predict further tokens. None: such layers aren't computed.
     """
     if config.get("moe_layer_freq") not in (None, 1):
         raise config.error("moe_layer_freq", "1: every layer after the dense ones has experts")

@@ -87,7 +87,7 @@ def check_known(config: JsonFields, known: Mapping[str, Any]) -> None:
 def predictors(config: JsonFields, names: MtpNames | None = None) -> dict[str, Any]:
     """Return the parts that say which layers after the last one predict further tokens, under DeepSeek-V3's key.
 
-    `names`: of the tensors of the first one, with which the model can draft. None: it can't.
+    `names`: of their tensors, if the model can draft with them. None: it can't.
     """
     num = config.optional_int("num_nextn_predict_layers", low=0) or 0
     return {"num_predictors": num, "mtp": names if num else None}

@@ -11,6 +11,8 @@ __all__ = ["SharingHeads", "sharing_by_layer"]
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+import msgspec
+
 from raycore.models.layer_part import PartTensor, Refusable
 from raycore.models.mixers.attention import AttentionHeads
 from raycore.models.mixers.spec import NOTHING_CACHED, Cached
@@ -73,7 +75,8 @@ def sharing_by_layer(model: ModelSpec) -> list[SharingHeads]:
         assert isinstance(attention, AttentionHeads), "latents have no values"
         key = id(attention), source, layer in sources
         if key not in made:
-            fields = {name: getattr(attention, name) for name in AttentionHeads.__struct_fields__}
-            made[key] = SharingHeads(**fields, attention=attention, source=source, is_source=layer in sources)
+            made[key] = SharingHeads(
+                **msgspec.structs.asdict(attention), attention=attention, source=source, is_source=layer in sources
+            )
         found.append(made[key])
     return found

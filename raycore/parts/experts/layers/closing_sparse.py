@@ -12,19 +12,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from raycore.layers.closing import ClosingWeights, LayerEnd
+from raycore.layers.closing import EndWeights, LayerEnd
 from raycore.layers.part_place import PartPlace
 from raycore.parts.experts.layers.sparse_feed_forward import SparseFeedForward
 from raycore.parts.experts.weights import MoeWeights
-from raycore.weights.layer_part_weights import MlpWeights
-from raycore.weights.weight import Weight
 
 _OF_ROUTER_AND_NORMS = "dense_after_D", "experts_before_D", "experts_after_D", "router_scale_D"
-_OF_END = {field: name for field, name in ClosingWeights.NAMES.items() if field not in MlpWeights.NAMES}
 
 
 @dataclass(kw_only=True)
-class ClosingMoeWeights(MoeWeights):
+class ClosingMoeWeights(EndWeights, MoeWeights):
     """The weights of such a part on one rank."""
 
     dense_after_D: Tensor
@@ -32,11 +29,6 @@ class ClosingMoeWeights(MoeWeights):
     experts_after_D: Tensor
     router_scale_D: Tensor
     """Multiplies what the router reads."""
-    after_D: Tensor
-    scalar_1: Tensor
-    input_gate_PD: Weight | None = None
-    input_out_DP: Weight | None = None
-    input_norm_D: Tensor | None = None
 
     NAMES: ClassVar[Mapping[str, str]] = {
         **MoeWeights.NAMES,
@@ -44,9 +36,9 @@ class ClosingMoeWeights(MoeWeights):
         "experts_before_D": "pre_feedforward_layernorm_2.weight",
         "experts_after_D": "post_feedforward_layernorm_2.weight",
         "router_scale_D": "router.scale",
-        **_OF_END,
+        **EndWeights.NAMES,
     }
-    MULTIPLIED: ClassVar[tuple[str, ...]] = (*MoeWeights.MULTIPLIED, "input_gate_PD", "input_out_DP")
+    MULTIPLIED: ClassVar[tuple[str, ...]] = (*MoeWeights.MULTIPLIED, *EndWeights.MULTIPLIED)
 
 
 class ClosingSparse(SparseFeedForward):
